@@ -1,0 +1,1 @@
+"""OpenELM (arXiv 2404.14619): configuration, model, tokenizer and chat format."""
