@@ -1,4 +1,7 @@
-"""The plugin is in every process of vLLM, and costs it nothing that it had not."""
+"""The plugin is in every process of vLLM, and costs it nothing that it had not.
+
+Seen on engines with two workers, which share each layer or share out the layers.
+"""
 
 import json
 import os
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import openelm_config, write_openelm_checkpoint
+from support.reference import reference_logits
 
 PROBE = Path(__file__).parent.parent / "support" / "probe"
 
@@ -28,39 +32,48 @@ from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     llm = LLM(
         sys.argv[1], skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
-        max_model_len=64, tensor_parallel_size=2, distributed_executor_backend="mp",
+        max_model_len=64, distributed_executor_backend="mp", **{sys.argv[2]: 2},
     )
-    greedy = SamplingParams(temperature=0, max_tokens=4, detokenize=False)
+    greedy = SamplingParams(
+        temperature=0, max_tokens=8, ignore_eos=True, detokenize=False
+    )
     [answer] = llm.generate([{"prompt_token_ids": [1, 5, 9]}], greedy)
     print("TOKENS", list(answer.outputs[0].token_ids))
 """
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("splittable")
-    write_openelm_checkpoint(directory, SPLITTABLE)
-    return directory
 
 
 def reports(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.fixture(scope="module", params=["fork", "spawn"])
-def run(request, checkpoint, tmp_path_factory):
+def greedy_tokens(tensors, prompt, count):
+    token_ids = list(prompt)
+    for _ in range(count):
+        logits = reference_logits(SPLITTABLE, tensors, token_ids)
+        token_ids.append(int(logits[-1].argmax()))
+    return token_ids[len(prompt) :]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("fork", "tensor_parallel_size"), ("spawn", "pipeline_parallel_size")],
+    ids=" ".join,
+)
+def run(request, tmp_path_factory):
     """An engine with two workers, started from a directory that is not ours."""
+    method, parallel = request.param
     elsewhere = tmp_path_factory.mktemp("elsewhere")
+    tensors = write_openelm_checkpoint(elsewhere / "checkpoint", SPLITTABLE)
     script, probe_file = elsewhere / "generate.py", elsewhere / "probe.jsonl"
     script.write_text(GENERATE)
     done = subprocess.run(
-        [sys.executable, str(script), str(checkpoint)],
+        [sys.executable, str(script), str(elsewhere / "checkpoint"), parallel],
         cwd=elsewhere,
         env=os.environ
         | {
             "PYTHONPATH": str(PROBE),
             "PROBE_FILE": str(probe_file),
-            "VLLM_WORKER_MULTIPROCESSING_METHOD": request.param,
+            "VLLM_WORKER_MULTIPROCESSING_METHOD": method,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -72,11 +85,12 @@ def run(request, checkpoint, tmp_path_factory):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return reports(probe_file), done.stdout + done.stderr
+    expected = greedy_tokens(tensors, [1, 5, 9], 8)
+    return reports(probe_file), done.stdout + done.stderr, expected
 
 
-def test_the_engine_answers(run):
-    assert "TOKENS [" in run[1]
+def test_two_workers_answer_as_the_reference_does(run):
+    assert f"TOKENS {run[2]}" in run[1]
 
 
 def test_user_inspection_engine_and_worker_processes_register(run):

@@ -243,6 +243,9 @@ def test_the_copy_holds_no_code_and_no_weights(tmp_path, fallback):
     config = model_config(tmp_path / "OpenELM-3B")
     choose_tokenizer(config)
     names = sorted(file.name for file in Path(config.tokenizer).iterdir())
-    assert names == ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
+    assert names == [
+        *("chat_template.jinja", "config.json"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    ]
     saved = json.loads((Path(config.tokenizer) / "tokenizer_config.json").read_text())
     assert "chat_template" not in saved

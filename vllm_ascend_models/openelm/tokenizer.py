@@ -154,6 +154,8 @@ def _copy_with_template(directory: Path, template: Path) -> Path:
         and not file.name.endswith(".index.json")
     }
     files["chat_template.jinja"] = template.read_bytes()
+    # Without a configuration vLLM logs an error before it goes on.
+    files.setdefault("config.json", b'{"model_type": "openelm"}')
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
     target = Path(envs.VLLM_CACHE_ROOT) / "openelm_tokenizers" / digest
     if target.is_dir():

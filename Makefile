@@ -1,0 +1,30 @@
+# Every target also works without make: each is the command that it runs.
+RUN = python3 environments/run.py
+ENGINE = 0.32.0
+COMPAT_TESTS = tests/unit tests/engine
+
+.PHONY: demo test test-compat lint bench package
+
+demo:  ## A real answer from a real server, from nothing
+	$(RUN) $(ENGINE) vllm-ascend-models demo
+
+test: lint  ## The whole suite on the newest engine
+	$(RUN) $(ENGINE) pytest tests
+
+test-compat:  ## What touches the engine, on the two older ones
+	$(RUN) 0.23.0 pytest $(COMPAT_TESTS)
+	$(RUN) 0.18.0 pytest $(COMPAT_TESTS)
+
+lint:
+	$(RUN) $(ENGINE) ruff check
+	$(RUN) $(ENGINE) ruff format --check
+	$(RUN) $(ENGINE) mypy
+
+bench:  ## Each prints ratios within one run
+	$(RUN) $(ENGINE) python benchmarks/plugin_cost.py
+	$(RUN) $(ENGINE) python benchmarks/startup.py
+	$(RUN) $(ENGINE) python benchmarks/openelm_vs_llama.py
+
+package:  ## Wheel and sdist, checked as for an upload
+	$(RUN) $(ENGINE) python -m build
+	$(RUN) $(ENGINE) twine check --strict dist/*
