@@ -10,6 +10,7 @@ anew as a wheel where its sources have changed.
 """
 
 import ctypes.util
+import fcntl
 import hashlib
 import json
 import os
@@ -46,8 +47,11 @@ def main(arguments: list[str]) -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     environment = engines[version]
     directory = ROOT / environment["venv"]
-    build_engine(version, environment, description["common"], directory)
-    install_package(directory)
+    with (ROOT / ".venv.lock").open("w") as lock:
+        # Two runs at once would install into each other's environment.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build_engine(version, environment, description["common"], directory)
+        install_package(directory)
     variables = run_variables(environment, directory)
     if command:
         program = shutil.which(command[0], path=variables["PATH"])
@@ -62,14 +66,14 @@ def build_engine(
     """Install engine and tools, unless this very description was installed before."""
     stamp = directory / "installed"
     wanted = digest(
-        json.dumps([environment, common, sys.version], sort_keys=True).encode(),
-        Path(__file__).read_bytes(),
+        json.dumps([environment, common, sys.version], sort_keys=True).encode()
     )
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     check_machine(environment)
     uv = uv_program()
-    step("creating", directory.name, [uv, "venv", "--clear", "--python", sys.executable])
+    create = [uv, "venv", "--clear", "--python", sys.executable, str(directory)]
+    step("creating", directory.name, create)
     overrides = [f"torch=={environment['torch']}"]
     overrides += [f"{name} ; sys_platform == 'never'" for name in common["exclude"]]
     with tempfile.TemporaryDirectory() as name:
@@ -197,8 +201,6 @@ def install(directory: Path, what: str, *arguments: str) -> None:
 
 def step(verb: str, what: str, command: list[str]) -> None:
     """Run one long command, and say what it is and how long it took."""
-    if command[1:2] == ["venv"]:
-        command = [*command, str(ROOT / what)]
     print(f"{verb} {what} ...", file=sys.stderr, flush=True)
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True)

@@ -10,10 +10,11 @@ import math
 import pytest
 import torch
 from safetensors.torch import save_file
+from vllm.engine.arg_utils import EngineArgs
+
 from support.checkpoints import TINY, openelm_config, write_openelm_checkpoint
 from support.engine import EngineError, Round, run_engine
 from support.tokenizers import write_llama_tokenizer
-from vllm.engine.arg_utils import EngineArgs
 
 REMOTE_CODE = "raise SystemExit('remote code ran')\n"
 
@@ -119,12 +120,13 @@ def test_a_context_beyond_the_models_is_refused(checkpoint):
 
 
 def test_a_split_that_the_heads_do_not_allow_names_those_that_work(checkpoint):
-    with pytest.raises(ValueError, match=r"size 2 cannot split.*\[1, 2, 3\].*work: 1\."):
+    said = r"size 2 cannot split.*\[1, 2, 3\].*work: 1\."
+    with pytest.raises(ValueError, match=said):
         configure(checkpoint, tensor_parallel_size=2, distributed_executor_backend="mp")
 
 
 def test_float16_is_refused_with_its_reason(checkpoint):
-    with pytest.raises(ValueError, match="float16.*overflow"):
+    with pytest.raises(ValueError, match=r"float16.*overflow"):
         configure(checkpoint, dtype="float16")
 
 

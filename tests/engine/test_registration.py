@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.checkpoints import openelm_config, write_openelm_checkpoint
 from support.reference import reference_logits
 

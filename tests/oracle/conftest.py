@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 import torch
+
 from support.checkpoints import TINY, TINY_PLAIN_QK_UNTIED, random_tensors
 from support.reference import Config, Tensors
 

@@ -5,6 +5,7 @@ Staged, so that a failure points at the part that is wrong.
 
 import pytest
 import torch
+
 from support.checkpoints import TINY, TINY_PLAIN_QK_UNTIED, random_prompt
 from support.compare import assert_close
 from support.reference import LayerStages, Tensors, layer_stages, reference_logits

@@ -1,10 +1,24 @@
 """The one comparison by which our tests judge fp32 numbers against the reference."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-# fp32 rounding of two correct implementations differs by 1e-5 to 3e-5 on logits up to
-# 10 (measured); the least wrong model in test_mutants.py differs by over 1e-2.
+from support.engine import Completion
+from support.reference import (
+    Config,
+    LayerStages,
+    Tensors,
+    attention,
+    decoder_layer,
+    ffn,
+    reference_logits,
+)
+
+# Two correct implementations differ by 4e-5 at most on logits up to 11, after 1,025
+# tokens (measured, tests/oracle). The least wrong model of test_mutants.py differs by
+# MUTANT.
 FP32_TOLERANCE = 1e-4
 
 Array = np.ndarray | torch.Tensor
@@ -32,3 +46,60 @@ def assert_close(got: Array, expected: Array, what: str) -> None:
         f"row {int(np.argmax(~(by_row <= FP32_TOLERANCE)))}, in {wrong} of "
         f"{len(by_row)} rows"
     )
+
+
+@torch.inference_mode()
+def assert_completions_close(
+    config: Config,
+    tensors: Tensors,
+    prompts: Sequence[list[int]],
+    completions: Sequence[Completion],
+) -> None:
+    """Fail unless every logit that the engine gave is the reference's.
+
+    Compares the whole vocabulary at every prompt position that the engine was asked
+    for, at every generated token, and the greedy tokens themselves.
+    """
+    for prompt, completion in zip(prompts, completions, strict=True):
+        what = f"prompt of {len(prompt)} tokens"
+        tokens = completion.token_ids
+        expected = reference_logits(config, tensors, prompt + tokens[:-1])
+        before, generated = expected[: len(prompt) - 1], expected[len(prompt) - 1 :]
+        if completion.prompt_logits is not None and len(prompt) > 1:
+            assert_close(completion.prompt_logits, before, f"{what}, prompt logits")
+        assert_close(completion.logits, generated, f"{what}, logits of new tokens")
+        if tokens != generated.argmax(-1).tolist():
+            raise AssertionError(f"{what}: greedy tokens are not the reference's")
+
+
+@torch.inference_mode()
+def stage_differences(
+    config: Config, tensors: Tensors, layers: dict[str, np.ndarray]
+) -> dict[str, float]:
+    """Largest difference of each part of each layer, fed with what the engine fed it.
+
+    Args:
+        config: keys of config.json.
+        tensors: the checkpoint.
+        layers: what an engine captured, see `support.engine.RoundResult.layers`.
+
+    Returns:
+        ``{"ffn": worst of all layers, "attn": ..., "layer": ...}``; a part is judged on
+        its own input, so that a fault before it does not count against it.
+    """
+    worst = dict.fromkeys(("ffn", "attn", "layer"), 0.0)
+    for layer in range(config["num_transformer_layers"]):
+        got = LayerStages(
+            *(torch.from_numpy(layers[f"{layer}.{x}"]) for x in LayerStages._fields)
+        )
+        expected = {
+            "ffn": (got.ffn_out, ffn(tensors, layer, got.ffn_in)),
+            "attn": (got.attn_out, attention(config, tensors, layer, got.attn_in)),
+            "layer": (
+                got.layer_out,
+                decoder_layer(config, tensors, layer, got.layer_in).layer_out,
+            ),
+        }
+        for stage, pair in expected.items():
+            worst[stage] = max(worst[stage], max_abs_difference(*pair))
+    return worst

@@ -111,6 +111,7 @@ def run_engine(
     result_file = checkpoint / "result.npz"
     log_file = checkpoint / "engine.log"
     result_file.unlink(missing_ok=True)
+    log_file.write_text("")
     plan = {
         "engine_args": {
             "model": str(checkpoint),

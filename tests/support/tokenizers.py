@@ -15,11 +15,17 @@ def write_llama_tokenizer(
     vocab_size: int = 512,
     add_bos: bool = True,
     chat_template: str | None = None,
+    pieces_at: dict[str, int] | None = None,
 ) -> None:
-    """Write tokenizer.json and tokenizer_config.json: BOS 1, EOS 2, byte fallback."""
+    """Write tokenizer.json and tokenizer_config.json: BOS 1, EOS 2, byte fallback.
+
+    ``pieces_at`` puts pieces at token ids of one's choice.
+    """
     pieces = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)]
     pieces += ["▁", *string.ascii_letters, *string.digits, *string.punctuation]
     pieces += [f"<filler{i}>" for i in range(vocab_size - len(pieces))]
+    for piece, token_id in (pieces_at or {}).items():
+        pieces[token_id] = piece
     vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
     tokenizer = Tokenizer(
         models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)

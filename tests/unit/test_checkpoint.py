@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("vllm", reason="reads headers with vLLM's parser")
 from safetensors.torch import save_file  # noqa: E402
+
 from vllm_ascend_models.openelm.checkpoint import (  # noqa: E402
     check_headers,
     check_weights,
@@ -122,7 +123,7 @@ def test_pickled_weights_alone_are_refused(config, tmp_path):
 def test_shards_are_checked_together(config, tensors, tmp_path):
     names = sorted(tensors)
     save_file({n: tensors[n] for n in names[:5]}, tmp_path / "model-1.safetensors")
-    with pytest.raises(ValueError, match="lacks tensor .*, and 12 more"):
+    with pytest.raises(ValueError, match=r"lacks tensor .*, and 12 more"):
         check_headers(tmp_path, config)
     save_file({n: tensors[n] for n in names[5:]}, tmp_path / "model-2.safetensors")
     check_headers(tmp_path, config)

@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+
 import vllm_ascend_models
 from vllm_ascend_models import _compat
 

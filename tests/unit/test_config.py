@@ -9,8 +9,9 @@ import sys
 import pytest
 
 pytest.importorskip("transformers", reason="needs transformers")
-from transformers import AutoConfig  # noqa: E402
-from vllm_ascend_models.openelm.config import OpenELMConfig  # noqa: E402
+from transformers import AutoConfig
+
+from vllm_ascend_models.openelm.config import OpenELMConfig
 
 APPLE = {
     "activation_fn_name": "swish",

@@ -6,6 +6,7 @@ from itertools import chain, repeat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vllm_ascend_models.openelm.geometry import (
     LayerGeometry,
     make_divisible,

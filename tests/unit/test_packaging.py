@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import vllm_ascend_models
 from packaging.requirements import Requirement
+
+import vllm_ascend_models
 
 pytest.importorskip("build", reason="packaging tools are in the newest environment")
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("vllm", reason="the policy talks to vLLM's configuration")
-from support.tokenizers import write_llama_tokenizer  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
-from vllm_ascend_models.openelm import tokenizer as tokenizers  # noqa: E402
-from vllm_ascend_models.openelm.tokenizer import (  # noqa: E402
+from transformers import AutoTokenizer
+
+from support.tokenizers import write_llama_tokenizer
+from vllm_ascend_models.openelm import tokenizer as tokenizers
+from vllm_ascend_models.openelm.tokenizer import (
     HUGGING_FACE_REPOSITORY,
     MODELSCOPE_REPOSITORY,
     TOKENIZER_VARIABLE,
@@ -158,13 +159,31 @@ def test_nothing_is_looked_for_when_no_tokenizer_is_wanted(tmp_path, changes):
         ({"add_bos": False}, "does not put one BOS"),
     ],
 )
-def test_a_fallback_that_does_not_fit_is_refused(tmp_path, monkeypatch, tokenizer, said):
+def test_a_fallback_that_does_not_fit_is_refused(
+    tmp_path, monkeypatch, tokenizer, said
+):
     write_llama_tokenizer(tmp_path / "other", **tokenizer)
     monkeypatch.setenv(TOKENIZER_VARIABLE, str(tmp_path / "other"))
     with pytest.raises(ValueError, match=said) as refused:
         choose_tokenizer(model_config(tmp_path / "OpenELM-3B"))
     assert "--tokenizer" in str(refused.value)
     assert TOKENIZER_VARIABLE in str(refused.value)
+
+
+def test_a_vocabulary_of_the_right_size_that_is_not_llama_2s_is_refused(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv(TOKENIZER_VARIABLE, str(tmp_path / "other"))
+    apples = types.SimpleNamespace(vocab_size=32000, bos_token_id=1)
+    right = {"▁the": 278, "▁Once": 9038, "▁Hello": 15043}
+    for pieces, fits in (right, True), (right | {"▁Once": 5713}, False):
+        write_llama_tokenizer(tmp_path / "other", vocab_size=32000, pieces_at=pieces)
+        config = model_config(tmp_path / "OpenELM-3B", hf_config=apples)
+        if fits:
+            choose_tokenizer(config)
+        else:
+            with pytest.raises(ValueError, match="numbers tokens otherwise than Llama"):
+                choose_tokenizer(config)
 
 
 def test_a_fallback_directory_without_a_vocabulary_is_refused(tmp_path, monkeypatch):

@@ -96,7 +96,7 @@ def _keep_kv_whole_if_ratio_changes(config: OpenELMConfig) -> None:
         raise ValueError(
             f"{_SPLIT_KV}={os.environ[_SPLIT_KV]}: on this vLLM the CPU attention "
             "gives wrong results with a split KV cache where layers differ in query "
-            f"heads per KV head, as this checkpoint's do. Unset it, or set {_SPLIT_KV}=0."
+            "heads per KV head, as this checkpoint's do. Unset it."
         )
     _logger.info(
         "%s=0: this vLLM's CPU attention is wrong with a split KV cache where layers "

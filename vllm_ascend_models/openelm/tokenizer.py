@@ -28,6 +28,10 @@ MODELSCOPE_REPOSITORY = "AI-ModelScope/TinyLlama-1.1B-Chat-v1.0"
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _TOKENIZER_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 
+# Mistral's vocabulary has as many tokens and the same BOS: these tell it apart.
+_LLAMA_2_SIZE = 32000
+_LLAMA_2_TOKENS = {"▁the": 278, "▁Once": 9038, "▁Hello": 15043}
+
 _logger = logging.getLogger("vllm.ascend_models")
 
 
@@ -49,14 +53,14 @@ def choose_tokenizer(model_config: "ModelConfig") -> None:
         directory = _existing_directory(model_config)
         if directory is None or _has_chat_template(directory):
             return
-        name = model_config.tokenizer
+        name, fallback = model_config.tokenizer, False
     else:
-        name = _fallback_name()
+        name, fallback = _fallback_name(), True
         directory = _fallback_directory(name)
     template = chat_template_path(model_config.model)
     model_config.tokenizer = str(_copy_with_template(directory, template))
     model_config.tokenizer_revision = None
-    if name != model_config.model:
+    if fallback:
         _check_tokenizer(model_config, name)
     _logger.info(
         "Tokenizer %s with the chat template %s. Override with --tokenizer or %s, "
@@ -190,6 +194,13 @@ def _check_tokenizer(model_config: "ModelConfig", name: str) -> None:
         raise _no_tokenizer(
             f"{name} has {len(tokenizer)} tokens, the model {config.vocab_size}"
         )
+    if config.vocab_size == _LLAMA_2_SIZE:
+        found = {x: tokenizer.convert_tokens_to_ids(x) for x in _LLAMA_2_TOKENS}
+        if found != _LLAMA_2_TOKENS:
+            raise _no_tokenizer(
+                f"{name} numbers tokens otherwise than Llama-2, {found} instead of "
+                f"{_LLAMA_2_TOKENS}"
+            )
     token_ids = tokenizer("OpenELM").input_ids
     if token_ids[:1] != [config.bos_token_id] or config.bos_token_id in token_ids[1:]:
         raise _no_tokenizer(
