@@ -39,10 +39,10 @@ def kv_bytes_per_token(llm: Any) -> int:
     """Bytes of KV cache that the engine allocated for each token, over all layers."""
     core = llm.llm_engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner
-    config = runner.kv_cache_config
-    allocated = sum(tensor.size for tensor in config.kv_cache_tensors)
+    storages = (cache.untyped_storage() for cache in runner.kv_caches)
+    allocated = sum({x.data_ptr(): x.nbytes() for x in storages}.values())
     block_size = core.vllm_config.cache_config.block_size
-    return allocated // (config.num_blocks * block_size)
+    return allocated // (runner.kv_cache_config.num_blocks * block_size)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The engine itself on layers that differ: what our OpenELM stands on, version by version.
+"""The engine itself on layers that differ, which is what our OpenELM stands on.
 
 One batch of nine prompts, so that decodes and prefills share steps and threads share
 the KV cache: there vLLM 0.23's CPU attention goes wrong if the ratio of query to KV
@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from support.checkpoints import (
     TINY,
     openelm_config,
@@ -77,14 +78,14 @@ def test_a_split_is_left_alone_where_the_ratio_is_constant(tmp_path: Path):
 
 @pytest.fixture
 def arch_convertor(tmp_path: Path):
+    from vllm_ascend_models import register
+
+    register()
     from vllm.transformers_utils.config import get_config
     from vllm.transformers_utils.model_arch_config_convertor import (
         MODEL_ARCH_CONFIG_CONVERTORS,
     )
 
-    from vllm_ascend_models import register
-
-    register()
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     config = get_config(str(tmp_path), trust_remote_code=False)
     return MODEL_ARCH_CONFIG_CONVERTORS["openelm"](config, config.get_text_config())

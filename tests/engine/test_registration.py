@@ -74,6 +74,8 @@ def run(request, tmp_path_factory):
         | {
             "PYTHONPATH": str(PROBE),
             "PROBE_FILE": str(probe_file),
+            # An empty cache, so that vLLM inspects the model class.
+            "VLLM_CACHE_ROOT": str(elsewhere / "cache"),
             "VLLM_WORKER_MULTIPROCESSING_METHOD": method,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -1,4 +1,4 @@
-"""Our reference against other people's OpenELM: a reference nobody checked proves little.
+"""Our reference against other people's OpenELM: unchecked, it would prove little.
 
 Staged, so that a failure points at the part that is wrong.
 """

@@ -26,26 +26,26 @@ Array = np.ndarray | torch.Tensor
 
 def max_abs_difference(got: Array, expected: Array) -> float:
     """Largest absolute difference; infinite where anything is not a finite number."""
-    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-    if got.shape != expected.shape:
-        raise AssertionError(f"shape {got.shape} instead of {expected.shape}")
-    difference = np.abs(got - expected)
-    return float(difference.max()) if np.isfinite(difference).all() else np.inf
+    return float(_differences_by_row(got, expected).max())
 
 
 def assert_close(got: Array, expected: Array, what: str) -> None:
-    """Fail, naming ``what`` and the worst row, unless all agree to fp32 rounding."""
-    worst = max_abs_difference(got, expected)
-    if worst <= FP32_TOLERANCE:
-        return
-    rows = np.abs(np.asarray(got, np.float64) - np.asarray(expected, np.float64))
-    by_row = rows.reshape(len(rows), -1).max(-1)
-    wrong = int((~(by_row <= FP32_TOLERANCE)).sum())
-    raise AssertionError(
-        f"{what}: differs by up to {worst:.3g} (allowed {FP32_TOLERANCE:g}), first in "
-        f"row {int(np.argmax(~(by_row <= FP32_TOLERANCE)))}, in {wrong} of "
-        f"{len(by_row)} rows"
-    )
+    """Fail, naming ``what`` and the rows, unless all agree to fp32 rounding."""
+    by_row = _differences_by_row(got, expected)
+    wrong = np.flatnonzero(by_row > FP32_TOLERANCE)
+    if len(wrong):
+        raise AssertionError(
+            f"{what}: differs by up to {by_row.max():.3g}, where {FP32_TOLERANCE:g} is "
+            f"allowed; in {len(wrong)} of {len(by_row)} rows, from row {wrong[0]} on"
+        )
+
+
+def _differences_by_row(got: Array, expected: Array) -> np.ndarray:
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    if got.shape != expected.shape:
+        raise AssertionError(f"shape {got.shape} instead of {expected.shape}")
+    difference = np.nan_to_num(np.abs(got - expected), nan=np.inf)
+    return difference.reshape(len(difference), -1).max(-1)
 
 
 @torch.inference_mode()

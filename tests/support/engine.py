@@ -60,7 +60,9 @@ class Completion:
 
     token_ids: list[int]
     logits: np.ndarray  # [generated, vocab]: the logits each token was chosen from
-    prompt_logits: np.ndarray | None  # [T - 1, vocab]: row t predicts prompt token t + 1
+    prompt_logits: (
+        np.ndarray | None
+    )  # [T - 1, vocab]: row t predicts prompt token t + 1
     num_cached_tokens: int
 
 

@@ -140,4 +140,3 @@ def _captured_layers(model: torch.nn.Module, wanted: bool) -> Iterator[Arrays]:
     finally:
         for handle in handles:
             handle.remove()
-

@@ -50,7 +50,7 @@ def _on_output(change: Callable[[torch.Tensor], torch.Tensor]):
 
 
 def _on_heads(change: Callable[..., list[torch.Tensor]]):
-    """Change q, k and v as they leave ``qkv_proj``, seen as ``[T, heads, head_dim]``."""
+    """Change q, k and v as they leave ``qkv_proj``, as ``[T, heads, head_dim]``."""
 
     def replace(layer: nn.Module) -> Replacements:
         attn = layer.attn
@@ -143,7 +143,7 @@ def _rotate_neighbours(layer: nn.Module) -> Replacements:
 
 
 def _with_mask(diagonal: int):
-    """Attention by hand over one whole prompt, masked from ``diagonal`` on (1: causal)."""
+    """Attention by hand over one prompt, masked from ``diagonal`` on (1: causal)."""
 
     def replace(layer: nn.Module) -> Replacements:
         attn = layer.attn
@@ -167,7 +167,7 @@ def _with_mask(diagonal: int):
 
 @contextmanager
 def _swap_attention_of_two_layers(model: nn.Module) -> Iterator[None]:
-    """Layers 1 and 2 of `TINY` have equal heads: nothing but values tells them apart."""
+    """Layers 1 and 2 of `TINY` have equal heads: only values tell them apart."""
     first, second = (model.transformer.layers[i].attn for i in (1, 2))
     swapped = {"qkv_proj": second.qkv_proj}, {"qkv_proj": first.qkv_proj}
     with (
@@ -208,7 +208,9 @@ ATTENTION_MUTANTS = {
     "two layers' projections swapped": _swap_attention_of_two_layers,
 }
 FFN_MUTANTS = {"gate and up swapped": _on_every_layer(_swap_gate_and_up)}
-LAYER_MUTANTS = {"attention norm and FFN norm swapped": _on_every_layer(_swap_layer_norms)}
+LAYER_MUTANTS = {
+    "attention norm and FFN norm swapped": _on_every_layer(_swap_layer_norms)
+}
 MODEL_MUTANTS = {"final norm dropped": _drop_final_norm}
 # No faults, done by the same means: they must pass, or the means is what is caught.
 CONTROLS = {

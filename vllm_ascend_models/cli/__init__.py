@@ -1,0 +1,1 @@
+"""The command `vllm-ascend-models`: one file per subcommand, listed in `main`."""
