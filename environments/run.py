@@ -9,14 +9,17 @@ described in environments.toml; a second run reuses them, and installs this pack
 anew as a wheel where its sources have changed.
 """
 
+import ast
 import ctypes.util
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import venv
@@ -27,6 +30,12 @@ ROOT = Path(__file__).resolve().parent.parent
 DESCRIPTION = Path(__file__).with_name("environments.toml")
 UV_VENV = ROOT / ".venv-uv"
 GIB = 2**30
+# What pip calls it, and the variable that uv reads.
+UV_VARIABLES = {
+    "cert": "SSL_CERT_FILE",
+    "find-links": "UV_FIND_LINKS",
+    "index-url": "UV_DEFAULT_INDEX",
+}
 
 
 def main(arguments: list[str]) -> None:
@@ -119,6 +128,8 @@ def install_package(directory: Path) -> None:
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     with tempfile.TemporaryDirectory() as wheels:
+        # What an earlier build left would go into the wheel.
+        shutil.rmtree(ROOT / "build", ignore_errors=True)
         uv = uv_program()
         build = [uv, "build", "--wheel", "--out-dir", wheels, str(ROOT)]
         step("building", "the wheel of this package", build)
@@ -172,6 +183,16 @@ def check_machine(environment: dict[str, Any]) -> None:
             "A C++ compiler is needed, because torch compiles models for the CPU: on "
             "Debian or Ubuntu, apt-get install g++"
         )
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        fail(
+            "Python's headers are needed, because what torch compiles includes them: "
+            "on Debian or Ubuntu, apt-get install python3-dev"
+        )
+    if importlib.util.find_spec("ensurepip") is None:
+        fail(
+            "Python's venv module is incomplete, it has no ensurepip: on Debian or "
+            "Ubuntu, apt-get install python3-venv"
+        )
     free = shutil.disk_usage(ROOT).free / GIB
     if free < environment["disk_gib"]:
         needed = environment["disk_gib"]
@@ -185,11 +206,24 @@ def uv_program() -> str:
         venv.create(UV_VENV, with_pip=True, clear=True)
         pip = [str(UV_VENV / "bin" / "python"), "-m", "pip", "install", "-q", "uv"]
         step("installing", "uv", pip)
-    # uv has settings of its own: let it find the wheels that pip would.
-    if links := os.environ.get("PIP_FIND_LINKS"):
-        os.environ.setdefault("UV_FIND_LINKS", links.replace(" ", ","))
+    # uv reads none of pip's settings: let it look where pip would, a mirror perhaps.
+    for name, value in pip_settings().items():
+        if name in UV_VARIABLES:
+            os.environ.setdefault(UV_VARIABLES[name], value)
     os.environ.setdefault("UV_HTTP_TIMEOUT", "300")
     return str(program)
+
+
+def pip_settings() -> dict[str, str]:
+    """What pip was told by its variables and files, lists joined as for uv."""
+    pip = [str(UV_VENV / "bin" / "python"), "-m", "pip", "config", "list"]
+    listing = subprocess.run(pip, capture_output=True, text=True).stdout
+    settings: dict[str, str] = {}
+    for line in listing.splitlines():  # ":env:.find-links='/wheels'", then "global.…"
+        key, _, value = line.partition("=")
+        joined = ",".join(ast.literal_eval(value).split())
+        settings.setdefault(key.rpartition(".")[2], joined)
+    return settings
 
 
 def install(directory: Path, what: str, *arguments: str) -> None:

@@ -22,9 +22,10 @@ core = llm.llm_engine.engine_core.engine_core
 runner = core.model_executor.driver_worker.worker.model_runner
 block_size = core.vllm_config.cache_config.block_size
 tokens = runner.kv_cache_config.num_blocks * block_size
-storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in runner.kv_caches}
+storages = [cache.untyped_storage() for cache in runner.kv_caches]
+allocated = {storage.data_ptr(): storage.nbytes() for storage in storages}
 print("MEASURED", json.dumps({
-    "allocated": sum(storage.nbytes() for storage in storages.values()) / tokens,
+    "allocated": sum(allocated.values()) / tokens,
     "layers": [x.numel() * x.element_size() / tokens for x in runner.kv_caches],
 }))
 """

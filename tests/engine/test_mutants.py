@@ -2,9 +2,6 @@
 
 The faults run in one real engine, and are judged by the very functions that judge the
 model. The controls change the model by the same means without a fault, and must pass.
-
-Not in the list, because no comparison of fp32 logits can see it within rounding: an
-eps of 1e-5 in the norms, instead of 1e-6, where activations are of order one.
 """
 
 from pathlib import Path
@@ -16,7 +13,6 @@ from support.checkpoints import (
     random_prompt,
     random_tensors,
     save_openelm_checkpoint,
-    write_openelm_checkpoint,
 )
 from support.compare import (
     FP32_TOLERANCE,
@@ -36,21 +32,27 @@ from support.mutants import (
 from support.reference import Config, Tensors, reference_logits
 
 PROMPT = random_prompt(TINY, 129)
-# Caught by a margin, not by luck: hundredfold what is allowed to rounding.
-WIDE = 100 * FP32_TOLERANCE
+# Caught by a margin and not by luck: tenfold what is allowed to rounding.
+WIDE = 10 * FP32_TOLERANCE
 
 FAULTS = [name for name in MUTANTS if name is not None and name not in CONTROLS]
 
 
 @pytest.fixture(scope="module")
 def tensors() -> Tensors:
-    return random_tensors(TINY)
+    """A small embedding, on which the eps of a norm counts, and logits as ever."""
+    tensors = random_tensors(TINY)
+    tensors["transformer.token_embeddings.weight"] *= 0.1
+    tensors["transformer.norm.weight"] *= 10
+    return tensors
 
 
 @pytest.fixture(scope="module")
-def mutants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RoundResult]:
+def mutants(
+    tmp_path_factory: pytest.TempPathFactory, tensors: Tensors
+) -> dict[str, RoundResult]:
     path = tmp_path_factory.mktemp("mutants")
-    write_openelm_checkpoint(path, TINY)
+    save_openelm_checkpoint(path, TINY, tensors)
     names = [name for name in MUTANTS if name is not None]
     rounds = [
         Round([PROMPT], prompt_logits=True, capture_layers=True, mutant=name)
@@ -115,7 +117,5 @@ def test_layer_with_the_next_ones_width_does_not_load(
 ):
     config: Config = TINY | {field: shifted(TINY[field]) for field in fields}
     save_openelm_checkpoint(tmp_path, config, tensors)
-    with pytest.raises(
-        EngineError, match=rf"ValueError: Tensor `transformer\.{tensor}`"
-    ):
+    with pytest.raises(EngineError, match=rf"Tensor `transformer\.{tensor}`"):
         run_engine(tmp_path, [Round([PROMPT])], max_model_len=512)

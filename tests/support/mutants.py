@@ -187,6 +187,16 @@ def _drop_final_norm(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def _coarser_eps(model: nn.Module) -> Iterator[None]:
+    """1e-5, Llama's, in every norm; OpenELM's is 1e-6."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            if hasattr(module, "variance_epsilon"):
+                stack.enter_context(patch.object(module, "variance_epsilon", 1e-5))
+        yield
+
+
+@contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     yield
 
@@ -209,7 +219,8 @@ ATTENTION_MUTANTS = {
 }
 FFN_MUTANTS = {"gate and up swapped": _on_every_layer(_swap_gate_and_up)}
 LAYER_MUTANTS = {
-    "attention norm and FFN norm swapped": _on_every_layer(_swap_layer_norms)
+    "eps of the norms 1e-5": _coarser_eps,
+    "attention norm and FFN norm swapped": _on_every_layer(_swap_layer_norms),
 }
 MODEL_MUTANTS = {"final norm dropped": _drop_final_norm}
 # No faults, done by the same means: they must pass, or the means is what is caught.

