@@ -116,8 +116,8 @@ def test_openelm_gives_the_logits_of_the_llama_with_the_same_weights(
 
 def test_the_weights_speak_english(models, llama):
     tokenizer = load_tokenizer(models["llama"])
-    prompt = tokenizer("The capital of France is", return_tensors="pt")
-    answer = llama.generate(**prompt, max_new_tokens=1, do_sample=False)
+    prompt = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    answer = llama.generate(prompt, max_new_tokens=1, do_sample=False)
     assert tokenizer.decode(answer[0]) == "The capital of France is Paris"
 
 
