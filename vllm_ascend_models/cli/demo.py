@@ -24,8 +24,8 @@ from vllm_ascend_models.cli.console import (
 from vllm_ascend_models.cli.demo_model import read_summary, write_with_progress
 from vllm_ascend_models.cli.server import RunningServer, running_server
 
-QUESTION = "What is the capital of France?"
-_MAX_TOKENS = 64
+QUESTION = "What is the capital of France, and what is it famous for?"
+_MAX_TOKENS = 128
 _SERVE_ARGS = (
     "--max-model-len",
     "2048",

@@ -38,6 +38,14 @@ from vllm_ascend_models.cli.demo_weights import (
 
 # In a directory that we made: what is in it, and so that we may replace it.
 _MARKER = "demo_model.json"
+_FILES = {
+    _MARKER,
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
 _FFN_DIM_DIVISOR = 128
 _STEPS = 5  # calls of on_step in one `write_demo_model`
 
@@ -249,10 +257,12 @@ def _check_replaceable(directory: Path) -> None:
         raise UnusableDirectory(f"{existing} is a file. Give a directory.")
     if existing != directory:
         return
-    if any(directory.iterdir()) and not (directory / _MARKER).is_file():
+    names = {path.name for path in directory.iterdir()}
+    foreign = names - _FILES if _MARKER in names else names
+    if foreign:
         raise UnusableDirectory(
-            f"{directory} holds files that are not a demo model, and would be "
-            "replaced. Give a new or an empty directory."
+            f"{directory} holds {min(foreign)}, which is not of a demo model and would "
+            "be lost. Give a new or an empty directory."
         )
 
 
