@@ -88,8 +88,12 @@ def ask_all(model: Path, prompts: list[list[int]]) -> Answers:
         alone = [complete(server, prompt) for prompt in prompts]
         with ThreadPoolExecutor(len(prompts)) as threads:
             together = list(threads.map(lambda ids: complete(server, ids), prompts))
+        # Sampled and without a limit, as by default, it may go on for 2,000 tokens.
         chat = server.client.chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": "say hi"}]
+            model=server.model,
+            messages=[{"role": "user", "content": "say hi"}],
+            max_tokens=16,
+            temperature=0,
         )
         return Answers(alone, together, chat.choices[0].message.content, server.pid)
 
