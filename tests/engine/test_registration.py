@@ -1,6 +1,6 @@
 """The plugin is in every process of vLLM, and costs it nothing that it had not.
 
-Seen on engines with two workers, which share each layer or share out the layers.
+Seen on engines with two workers, which share each layer.
 """
 
 import json
@@ -33,7 +33,7 @@ from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     llm = LLM(
         sys.argv[1], skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
-        max_model_len=64, distributed_executor_backend="mp", **{sys.argv[2]: 2},
+        max_model_len=64, tensor_parallel_size=2, distributed_executor_backend="mp",
     )
     greedy = SamplingParams(
         temperature=0, max_tokens=8, ignore_eos=True, detokenize=False
@@ -55,20 +55,15 @@ def greedy_tokens(tensors, prompt, count):
     return token_ids[len(prompt) :]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("fork", "tensor_parallel_size"), ("spawn", "pipeline_parallel_size")],
-    ids=" ".join,
-)
+@pytest.fixture(scope="module", params=["fork", "spawn"])
 def run(request, tmp_path_factory):
     """An engine with two workers, started from a directory that is not ours."""
-    method, parallel = request.param
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     tensors = write_openelm_checkpoint(elsewhere / "checkpoint", SPLITTABLE)
     script, probe_file = elsewhere / "generate.py", elsewhere / "probe.jsonl"
     script.write_text(GENERATE)
     done = subprocess.run(
-        [sys.executable, str(script), str(elsewhere / "checkpoint"), parallel],
+        [sys.executable, str(script), str(elsewhere / "checkpoint")],
         cwd=elsewhere,
         env=os.environ
         | {
@@ -76,7 +71,7 @@ def run(request, tmp_path_factory):
             "PROBE_FILE": str(probe_file),
             # An empty cache, so that vLLM inspects the model class.
             "VLLM_CACHE_ROOT": str(elsewhere / "cache"),
-            "VLLM_WORKER_MULTIPROCESSING_METHOD": method,
+            "VLLM_WORKER_MULTIPROCESSING_METHOD": request.param,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

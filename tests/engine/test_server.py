@@ -89,7 +89,7 @@ def test_a_chat_is_rendered_in_its_format_with_one_bos(served):
     [
         {"prompt": ""},
         {"prompt": []},
-        {"prompt": [1, 512]},
+        {"prompt": [1, 600]},
         {"prompt": [1, -1]},
         {"prompt": [1] * 2049},
     ],
