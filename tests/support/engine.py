@@ -133,7 +133,7 @@ def run_engine(
 def _run_process(compiled: bool, plan: str, result_file: str, log_file: str) -> None:
     env = dict(_ENGINE_IN_THIS_PROCESS)
     if compiled:
-        # With a pool of compile workers, vLLM 0.18 was seen to hang in its warm-up.
+        # Two cores have no room for torch's pool of compile workers.
         env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     else:
         # `enforce_eager` alone leaves vLLM's compiled helpers, which take 20 s. Torch
