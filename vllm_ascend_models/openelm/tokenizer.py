@@ -92,10 +92,15 @@ def _existing_directory(model_config: "ModelConfig") -> Path | None:
         return _local_directory(
             str(model_config.tokenizer), model_config.tokenizer_revision
         )
-    except Exception:
+    except Exception as error:
         # It is the user's own choice, and vLLM is about to load it: its error is
-        # about the tokenizer, ours would be about a template.
-        _logger.debug("No chat template looked for", exc_info=True)
+        # about the tokenizer. If it succeeds, chat lacks what we could not look for.
+        _logger.warning(
+            "Could not see whether tokenizer %s has a chat template (%s). If chat "
+            "answers 400, pass --chat-template.",
+            model_config.tokenizer,
+            error,
+        )
         return None
 
 
