@@ -104,6 +104,24 @@ def test_a_signal_to_the_demo_stops_its_server(stub, tmp_path, signal_number):
     assert is_gone(server_pid)
 
 
+def test_a_signal_while_the_server_is_started_stops_it(stub, tmp_path, monkeypatch):
+    processes = []
+
+    def interrupted_popen(*args, **kwargs):
+        processes.append(popen(*args, **kwargs))
+        signal.raise_signal(signal.SIGINT)
+        return processes[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(server.subprocess, "Popen", interrupted_popen)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        running_server("hangs", log_path=tmp_path / "log"),
+    ):
+        pass
+    assert is_gone(processes[0].pid)
+
+
 def wait_for_child(pid: int) -> int:
     """The pid of the first process that another one starts."""
     children = Path(f"/proc/{pid}/task/{pid}/children")

@@ -51,7 +51,7 @@ def running_server(
         log_path: file for what the server prints.
         env: its whole environment; this process's, with `quick_start`, when absent.
         timeout: seconds until it must be healthy.
-        while_waiting: called about twice a second with the seconds waited so far.
+        while_waiting: called several times a second with the seconds waited so far.
 
     Yields:
         The server. It and all processes it started are gone when the block ends,
@@ -63,22 +63,46 @@ def running_server(
     """
     port = _free_port()
     command = [_vllm(), "serve", str(model), "--host", HOST, "--port", str(port), *args]
-    with log_path.open("w") as log:
-        # A group of its own, so that its workers can be ended with it, and Ctrl-C
-        # reaches us alone.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=quick_start(os.environ) if env is None else dict(env),
-            start_new_session=True,
-        )
+    process = None
     try:
+        with _signals_held(), log_path.open("w") as log:
+            # A group of its own, so that its workers can be ended with it, and Ctrl-C
+            # reaches us alone.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=quick_start(os.environ) if env is None else dict(env),
+                start_new_session=True,
+            )
         _wait_until_healthy(process, port, log_path, timeout, while_waiting)
         yield RunningServer(f"http://{HOST}:{port}", log_path, process.pid)
     finally:
-        _stop(process)
+        if process is not None:
+            _stop(process)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let signals that end this process wait until the block is over.
+
+    One that came between the server's fork and the assignment of its process would
+    leave behind a server that nobody knows of. Masking them instead is no way: the
+    server would inherit the mask.
+    """
+    held: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: held.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for watched, handler in before.items():
+            signal.signal(watched, handler)
+        for number in held:
+            signal.raise_signal(number)
 
 
 def quick_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -129,7 +153,7 @@ def _wait_until_healthy(
         if waited > timeout:
             raise _failure(f"was not ready after {timeout:.0f} s", log_path)
         while_waiting(waited)
-        time.sleep(0.5)
+        time.sleep(0.1)
 
 
 def _is_healthy(port: int) -> bool:
