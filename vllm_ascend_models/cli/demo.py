@@ -178,15 +178,16 @@ def _ask(server: RunningServer, model: str, seconds_to_ready: float) -> DemoAnsw
                 completion_tokens = chunk.usage.completion_tokens
     except openai.OpenAIError as error:
         raise server.failure(f"did not answer ({error})") from error
+    ended = time.monotonic() - asked
     if completion_tokens < 2 or not pieces:
         raise server.failure("answered with no text")
-    first, last = pieces[0][0], pieces[-1][0]
+    first = pieces[0][0]
     return DemoAnswer(
         model=model,
         question=QUESTION,
         answer="".join(text for _, text in pieces).strip(),
         completion_tokens=completion_tokens,
-        tokens_per_second=(completion_tokens - 1) / (last - first),
+        tokens_per_second=(completion_tokens - 1) / (ended - first),
         seconds_to_first_token=first,
         seconds_to_ready=seconds_to_ready,
     )
