@@ -14,7 +14,7 @@ import torch.nn.functional as F
 Tensors = dict[str, torch.Tensor]
 Config = dict[str, Any]
 
-_EPS = 1e-6  # fixed in Apple's code and absent from config.json
+_EPS = 1e-6  # fixed in Apple's code and absent from its config.json
 
 
 class LayerStages(NamedTuple):
@@ -28,9 +28,10 @@ class LayerStages(NamedTuple):
     layer_out: torch.Tensor
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def rms_norm(config: Config, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``x / sqrt(mean(x²) + eps) · weight`` over the last dimension."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + _EPS) * weight
+    eps = config.get("rms_norm_eps", _EPS)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def rotate(x: torch.Tensor, base: float) -> torch.Tensor:
@@ -59,8 +60,8 @@ def attention(
     qkv = x @ tensors[f"{prefix}.qkv_proj.weight"].T
     q, k, v = qkv.view(len(x), -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
     if config["normalize_qk_projections"]:
-        q = rms_norm(q, tensors[f"{prefix}.q_norm.weight"])
-        k = rms_norm(k, tensors[f"{prefix}.k_norm.weight"])
+        q = rms_norm(config, q, tensors[f"{prefix}.q_norm.weight"])
+        k = rms_norm(config, k, tensors[f"{prefix}.k_norm.weight"])
     q, k = rotate(q, base), rotate(k, base)
 
     future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
@@ -85,10 +86,10 @@ def decoder_layer(
 ) -> LayerStages:
     """One pre-norm layer over ``[T, dim]``, with everything that its parts say."""
     prefix = f"transformer.layers.{layer}"
-    attn_in = rms_norm(x, tensors[f"{prefix}.attn_norm.weight"])
+    attn_in = rms_norm(config, x, tensors[f"{prefix}.attn_norm.weight"])
     attn_out = attention(config, tensors, layer, attn_in)
     middle = x + attn_out
-    ffn_in = rms_norm(middle, tensors[f"{prefix}.ffn_norm.weight"])
+    ffn_in = rms_norm(config, middle, tensors[f"{prefix}.ffn_norm.weight"])
     ffn_out = ffn(tensors, layer, ffn_in)
     return LayerStages(x, attn_in, attn_out, ffn_in, ffn_out, middle + ffn_out)
 
@@ -123,4 +124,4 @@ def reference_logits(
     head = (
         embedding if config["share_input_output_layers"] else tensors["lm_head.weight"]
     )
-    return rms_norm(x, tensors["transformer.norm.weight"]) @ head.T
+    return rms_norm(config, x, tensors["transformer.norm.weight"]) @ head.T
