@@ -10,15 +10,16 @@ import time
 from typing import Any
 
 
-def measure(llm: Any, batch: int, prompt_tokens: int, output_tokens: int) -> float:
-    """Seconds to answer ``batch`` prompts that share no prefix."""
+def measure(
+    llm: Any, turn: int, batch: int, prompt_tokens: int, output_tokens: int
+) -> float:
+    """Seconds to answer ``batch`` prompts, which share no prefix with any before."""
     from vllm import SamplingParams
 
-    measure.calls += 1  # type: ignore[attr-defined]
     prompts = [
         {
             "prompt_token_ids": [
-                3 + (7919 * measure.calls + 104729 * row + 31 * i) % 40000  # type: ignore[attr-defined]
+                3 + (7919 * turn + 104729 * row + 31 * i) % 40000
                 for i in range(prompt_tokens)
             ]
         }
@@ -32,19 +33,6 @@ def measure(llm: Any, batch: int, prompt_tokens: int, output_tokens: int) -> flo
     return time.perf_counter() - start
 
 
-measure.calls = 0  # type: ignore[attr-defined]
-
-
-def kv_bytes_per_token(llm: Any) -> int:
-    """Bytes of KV cache that the engine allocated for each token, over all layers."""
-    core = llm.llm_engine.engine_core.engine_core
-    runner = core.model_executor.driver_worker.worker.model_runner
-    storages = (cache.untyped_storage() for cache in runner.kv_caches)
-    allocated = sum({x.data_ptr(): x.nbytes() for x in storages}.values())
-    block_size = core.vllm_config.cache_config.block_size
-    return allocated // (runner.kv_cache_config.num_blocks * block_size)
-
-
 def main() -> None:
     """Answer tasks until standard input ends."""
     # vLLM logs to standard output: keep that for its log, answer on a copy.
@@ -53,10 +41,10 @@ def main() -> None:
     from vllm import LLM
 
     llm = LLM(sys.argv[1], max_model_len=2048, max_num_seqs=16)
-    answers.write(json.dumps(kv_bytes_per_token(llm)) + "\n")
+    answers.write(json.dumps("ready") + "\n")
     answers.flush()
-    for line in sys.stdin:
-        answers.write(json.dumps(measure(llm, **json.loads(line))) + "\n")
+    for turn, line in enumerate(sys.stdin):
+        answers.write(json.dumps(measure(llm, turn, **json.loads(line))) + "\n")
         answers.flush()
 
 

@@ -9,7 +9,6 @@ the median over rounds of OpenELM's throughput over Llama's in the same round.
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from report import show, summarize
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from vllm_ascend_models.cli.demo_model import write_demo_model
 
@@ -52,7 +51,7 @@ class Engine:
                 "VLLM_CPU_KVCACHE_SPACE": "1",
             },
         )
-        self.kv_bytes_per_token = int(self._answer())
+        self._answer()  # of an engine that is ready
 
     def throughput(self, task: dict[str, int]) -> float:
         """Tokens a second: of the prompts, or of the output after its first token."""
@@ -81,45 +80,20 @@ class Engine:
         return json.loads(line)
 
 
-def compare(openelm: Engine, llama: Engine, rounds: int) -> dict[str, dict[str, float]]:
-    """Throughputs and their ratio for every task, in alternating order."""
+def compare(
+    openelm: Engine, llama: Engine, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Tokens a second of both engines for every task, taken in turns."""
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in TASKS}
     for engine in (openelm, llama):
         for task in TASKS.values():
             engine.throughput(task)  # warm up
     for turn in track(range(rounds), "Rounds", console=Console(stderr=True)):
+        order = (openelm, llama) if turn % 2 else (llama, openelm)
         for name, task in TASKS.items():
-            if turn % 2:
-                ours, theirs = openelm.throughput(task), llama.throughput(task)
-            else:
-                theirs, ours = llama.throughput(task), openelm.throughput(task)
-            samples[name].append((ours, theirs))
-    return {
-        name: {
-            "openelm_tokens_per_s": statistics.median(ours for ours, _ in pairs),
-            "llama_tokens_per_s": statistics.median(theirs for _, theirs in pairs),
-            "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
-            "ratio_min": min(ours / theirs for ours, theirs in pairs),
-            "ratio_max": max(ours / theirs for ours, theirs in pairs),
-        }
-        for name, pairs in samples.items()
-    }
-
-
-def print_table(result: dict[str, dict[str, float]], rounds: int) -> None:
-    """One row a task, at most 80 columns."""
-    table = Table(title=f"OpenELM over Llama, same weights, {rounds} rounds")
-    for column in ("", "OpenELM tok/s", "Llama tok/s", "ratio", "min–max"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, row in result.items():
-        table.add_row(
-            name,
-            f"{row['openelm_tokens_per_s']:.0f}",
-            f"{row['llama_tokens_per_s']:.0f}",
-            f"{row['ratio']:.3f}",
-            f"{row['ratio_min']:.2f}–{row['ratio_max']:.2f}",
-        )
-    Console(width=80).print(table)
+            speed = {engine: engine.throughput(task) for engine in order}
+            samples[name].append((speed[openelm], speed[llama]))
+    return samples
 
 
 def main(
@@ -134,18 +108,12 @@ def main(
         engines: list[Engine] = []
         try:
             engines += [Engine(openelm_dir), Engine(llama_dir)]
-            openelm, llama = engines
-            result = compare(openelm, llama, rounds)
-            kv_bytes = (openelm.kv_bytes_per_token, llama.kv_bytes_per_token)
+            summary = summarize(compare(*engines, rounds))
         finally:
             for engine in engines:
                 engine.stop()
-    if as_json:
-        print(json.dumps({"tasks": result, "kv_bytes_per_token": kv_bytes}, indent=2))
-    else:
-        print_table(result, rounds)
-        print("KV bytes per token: OpenELM {}, Llama {}".format(*kv_bytes))
-    raise typer.Exit(int(any(row["ratio"] < LIMIT for row in result.values())))
+    show(summary, "tok/s", as_json)
+    raise typer.Exit(int(any(row["ratio"] < LIMIT for row in summary.values())))
 
 
 if __name__ == "__main__":
