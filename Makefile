@@ -1,6 +1,7 @@
 # Every target also works without make: each is the command that it runs.
 RUN = python3 environments/run.py
 ENGINE = 0.32.0
+PYTEST = pytest -n 2 --dist loadfile
 COMPAT_TESTS = tests/unit tests/engine
 
 .PHONY: demo test test-compat lint bench package
@@ -9,11 +10,11 @@ demo:  ## A real answer from a real server, from nothing
 	$(RUN) $(ENGINE) vllm-ascend-models demo
 
 test: lint  ## The whole suite on the newest engine
-	$(RUN) $(ENGINE) pytest tests
+	$(RUN) $(ENGINE) $(PYTEST) tests
 
 test-compat:  ## What touches the engine, on the two older ones
-	$(RUN) 0.23.0 pytest $(COMPAT_TESTS)
-	$(RUN) 0.18.0 pytest $(COMPAT_TESTS)
+	$(RUN) 0.23.0 $(PYTEST) $(COMPAT_TESTS)
+	$(RUN) 0.18.0 $(PYTEST) $(COMPAT_TESTS)
 
 lint:
 	$(RUN) $(ENGINE) ruff check

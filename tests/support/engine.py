@@ -23,8 +23,6 @@ _ENGINE_IN_THIS_PROCESS = {
     "PYTHONPATH": str(_TESTS),
     "PYTHONSAFEPATH": "1",  # the package installed, not the folder in the current one
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Threads where the system likes: bound ones of several engines share a core.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
