@@ -95,15 +95,17 @@ def run_engine(
     rounds: list[Round],
     *,
     compiled: bool = False,
+    dtype: str = "float32",
     env: dict[str, str] | None = None,
     **engine_args: Any,
 ) -> list[RoundResult]:
-    """Start an engine in fp32 on ``checkpoint``, run the rounds in turn, stop it.
+    """Start an engine on ``checkpoint``, run the rounds in turn, stop it.
 
     Args:
         checkpoint: a directory as `support.checkpoints` writes them.
         rounds: what to ask.
         compiled: let vLLM compile the model; eager otherwise.
+        dtype: of weights and activations.
         env: further environment variables.
         **engine_args: arguments of `vllm.LLM`.
 
@@ -117,6 +119,7 @@ def run_engine(
     plan = {
         "engine_args": {
             "model": str(checkpoint),
+            "dtype": dtype,
             "enforce_eager": not compiled,
             **engine_args,
         },

@@ -23,7 +23,6 @@ def run_plan(plan: dict[str, Any], result_file: str) -> None:
     """Start the engine, run the rounds, save what came out as arrays (npz)."""
     os.environ.update(plan["env"])
     llm = LLM(
-        dtype="float32",
         skip_tokenizer_init=True,
         disable_log_stats=False,  # counts preemptions
         max_logprobs=-1,

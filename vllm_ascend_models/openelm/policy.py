@@ -37,11 +37,12 @@ class OpenELMPolicy(VerifyAndUpdateConfig):
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
-        """Settle tensor parallelism, the weight format and the CPU's KV split."""
+        """Settle tensor parallelism, the weight format and what a platform needs."""
         config: OpenELMConfig = vllm_config.model_config.hf_config
         _check_tensor_parallel(config, vllm_config.parallel_config.tensor_parallel_size)
         _take_safetensors_only(vllm_config)
         _keep_kv_whole_if_ratio_changes(config)
+        _capture_in_pieces_on_npus(vllm_config, config)
 
 
 def _never_run_remote_code(model_config: "ModelConfig") -> None:
@@ -102,4 +103,33 @@ def _keep_kv_whole_if_ratio_changes(config: OpenELMConfig) -> None:
         "%s=0: this vLLM's CPU attention is wrong with a split KV cache where layers "
         "differ in query heads per KV head, as this checkpoint's do.",
         _SPLIT_KV,
+    )
+
+
+def _capture_in_pieces_on_npus(
+    vllm_config: "VllmConfig", config: OpenELMConfig
+) -> None:
+    """Keep attention out of ACL graphs, unless the user chose a graph mode.
+
+    In a full graph vllm-ascend gives every layer the attention workspace that the
+    first one asked for (attention/attention_v1.py), which is too small for layers
+    with more heads: a device would write beyond it.
+    """
+    from vllm.config import CUDAGraphMode
+    from vllm.platforms import current_platform
+
+    compilation = vllm_config.compilation_config
+    heads = set(zip(config.num_query_heads, config.num_kv_heads, strict=True))
+    if (
+        len(heads) == 1
+        or current_platform.device_type != "npu"
+        or vllm_config.model_config.enforce_eager
+        or compilation.cudagraph_mode is not None
+    ):
+        return
+    compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
+    _logger.info(
+        "Graphs are PIECEWISE: full ones size the attention workspace of an NPU by the "
+        "first layer, and this checkpoint's layers differ. Your own `cudagraph_mode` "
+        "in --compilation-config wins."
     )
