@@ -49,6 +49,9 @@ class Engine:
             | {
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
+                # One thread each: those of two engines would wait for each other.
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "OMP_NUM_THREADS": "1",
             },
         )
         self._answer()  # of an engine that is ready
