@@ -4,7 +4,7 @@ ENGINE = 0.32.0
 PYTEST = pytest -n 2 --dist loadfile
 COMPAT_TESTS = tests/unit tests/engine
 
-.PHONY: demo test test-compat lint bench package
+.PHONY: demo test test-compat test-ascend lint bench package
 
 demo:  ## A real answer from a real server, from nothing
 	$(RUN) $(ENGINE) vllm-ascend-models demo
@@ -16,6 +16,9 @@ test-compat:  ## What touches the engine, on the two older ones
 	$(RUN) 0.23.0 $(PYTEST) $(COMPAT_TESTS)
 	$(RUN) 0.18.0 $(PYTEST) $(COMPAT_TESTS)
 
+test-ascend:  ## The real vllm-ascend on an emulated NPU
+	$(RUN) ascend $(PYTEST) tests/ascend
+
 lint:
 	$(RUN) $(ENGINE) ruff check
 	$(RUN) $(ENGINE) ruff format --check
@@ -24,7 +27,7 @@ lint:
 bench:  ## Each prints ratios within one run
 	$(RUN) $(ENGINE) python benchmarks/plugin_cost.py
 	$(RUN) $(ENGINE) python benchmarks/startup.py
-	$(RUN) $(ENGINE) python benchmarks/openelm_vs_llama.py
+	$(RUN) $(ENGINE) python benchmarks/openelm_vs_llama.py --eager --dtype float32
 
 package:  ## Wheel and sdist, checked as for an upload
 	$(RUN) $(ENGINE) python -m build

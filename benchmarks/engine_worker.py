@@ -40,7 +40,7 @@ def main() -> None:
     os.dup2(2, 1)
     from vllm import LLM
 
-    llm = LLM(sys.argv[1], max_model_len=2048, max_num_seqs=16)
+    llm = LLM(**json.loads(sys.argv[1]), max_model_len=2048, max_num_seqs=16)
     answers.write(json.dumps("ready") + "\n")
     answers.flush()
     for turn, line in enumerate(sys.stdin):

@@ -1,10 +1,10 @@
 """Our OpenELM against vLLM's own Llama: the same weights, engine, prompts and run.
 
-Two engines wait side by side, in their default configuration (bf16, compiled), and
-are measured in turns, so that what else the machine does falls on both. A ratio is
-the median over rounds of OpenELM's throughput over Llama's in the same round.
+Two engines wait side by side and are measured in turns, so that what else the machine
+does falls on both. A ratio is the median over rounds of OpenELM's throughput over
+Llama's in the same round.
 
-    python benchmarks/openelm_vs_llama.py [--rounds 7] [--json]
+    python benchmarks/openelm_vs_llama.py [--rounds 7] [--eager] [--dtype float32]
 """
 
 import json
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from report import show, summarize
@@ -28,8 +28,8 @@ WORKER = Path(__file__).with_name("engine_worker.py")
 # Prefill: long prompts, one token out. Decode: short prompts, the time of the output
 # tokens after the first.
 TASKS = {
-    "prefill, batch 1": {"batch": 1, "prompt_tokens": 1024, "output_tokens": 1},
-    "prefill, batch 16": {"batch": 16, "prompt_tokens": 256, "output_tokens": 1},
+    "prefill, batch 1": {"batch": 1, "prompt_tokens": 512, "output_tokens": 1},
+    "prefill, batch 16": {"batch": 16, "prompt_tokens": 64, "output_tokens": 1},
     "decode, batch 1": {"batch": 1, "prompt_tokens": 16, "output_tokens": 65},
     "decode, batch 16": {"batch": 16, "prompt_tokens": 16, "output_tokens": 33},
 }
@@ -38,9 +38,10 @@ TASKS = {
 class Engine:
     """A waiting engine in a process of its own."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, engine_args: dict[str, Any]) -> None:
+        engine_args = {"model": str(model), **engine_args}
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(model)],
+            [sys.executable, str(WORKER), json.dumps(engine_args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -101,6 +102,13 @@ def compare(
 
 def main(
     rounds: Annotated[int, typer.Option(help="Rounds to measure.")] = 7,
+    eager: Annotated[
+        bool,
+        typer.Option("--eager", help="Compile nothing: on a CPU, that takes minutes."),
+    ] = False,
+    dtype: Annotated[
+        str, typer.Option(help="Of weights and activations, as in vLLM.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the ratios; exit 1 where one is under the limit."""
@@ -110,7 +118,9 @@ def main(
         write_demo_model(llama_dir, arch="llama")
         engines: list[Engine] = []
         try:
-            engines += [Engine(openelm_dir), Engine(llama_dir)]
+            engine_args = {"enforce_eager": eager, "dtype": dtype}
+            engines.append(Engine(openelm_dir, engine_args))
+            engines.append(Engine(llama_dir, engine_args))
             summary = summarize(compare(*engines, rounds))
         finally:
             for engine in engines:
