@@ -61,6 +61,7 @@ def main(arguments: list[str]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         build_engine(version, environment, description["common"], directory)
         install_package(directory)
+        run_build(environment, directory)
     variables = run_variables(environment, directory)
     if command:
         program = shutil.which(command[0], path=variables["PATH"])
@@ -147,6 +148,14 @@ def install_package(directory: Path) -> None:
     stamp.write_text(wanted)
 
 
+def run_build(environment: dict[str, Any], directory: Path) -> None:
+    """Run the environment's build script, which knows when there is nothing to do."""
+    if build := environment.get("build"):
+        python, script = directory / "bin" / "python", ROOT / build["script"]
+        command = [str(python), str(script), str(directory / build["directory"])]
+        step("building", build["directory"], command)
+
+
 def parts_of(file: Path) -> tuple[bytes, bytes]:
     """Name and content, for a digest that sees renames too."""
     return str(file.relative_to(ROOT)).encode(), file.read_bytes()
@@ -157,6 +166,8 @@ def run_variables(environment: dict[str, Any], directory: Path) -> dict[str, str
     variables = dict(os.environ)
     variables["VIRTUAL_ENV"] = str(directory)
     variables["PATH"] = f"{directory / 'bin'}{os.pathsep}{variables['PATH']}"
+    for name, value in environment.get("variables", {}).items():
+        variables[name] = value.format(venv=directory, root=ROOT)
     if libraries := environment.get("preload"):
         found = [find_library(name, directory) for name in libraries]
         variables["LD_PRELOAD"] = ":".join(found)
