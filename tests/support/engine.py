@@ -20,7 +20,9 @@ import numpy as np
 _TESTS = Path(__file__).parents[1]
 _TIMEOUT_SECONDS = 600
 _ENGINE_IN_THIS_PROCESS = {
-    "PYTHONPATH": str(_TESTS),
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(_TESTS), os.environ.get("PYTHONPATH")])
+    ),
     "PYTHONSAFEPATH": "1",  # the package installed, not the folder in the current one
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -1,0 +1,157 @@
+"""Plain `vllm serve` on emulated NPUs: over HTTP, on one device and on two."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+
+from support.ascend import (
+    ROUNDING_FACTOR,
+    Reference,
+    llama_reference,
+    openelm_reference,
+)
+from support.checkpoints import (
+    openelm_config,
+    random_prompt,
+    write_openelm_checkpoint,
+)
+from support.llama import write_llama_checkpoint, write_lora
+from support.server import Server, serve
+from support.tokenizers import write_llama_tokenizer
+
+# Layers that differ, and that two devices can share.
+OPENELM = openelm_config(
+    model_dim=256,
+    head_dim=64,
+    num_query_heads=[4, 8, 8],
+    num_kv_heads=[2, 4, 4],
+    ffn_multipliers=[0.5, 2.97, 4.0],
+)
+PROMPTS = [random_prompt(OPENELM, length) for length in (3, 40, 129, 300)]
+FLAGS = ["--enforce-eager", "--max-model-len", "1024"]
+FLAGS += ["--kv-cache-memory-bytes", str(64 << 20)]
+PARALLEL = {
+    "one device": [],
+    "tensor parallel": ["--tensor-parallel-size", "2"],
+    "pipeline parallel": ["--pipeline-parallel-size", "2"],
+}
+
+
+@pytest.fixture(scope="module", params=PARALLEL.values(), ids=PARALLEL)
+def server(request, tmp_path_factory) -> Iterator[tuple[Server, Reference]]:
+    path = tmp_path_factory.mktemp("served")
+    tensors = write_openelm_checkpoint(path, OPENELM, dtype=torch.bfloat16)
+    write_llama_tokenizer(path)
+    env = {"NPU_EMULATOR_DEVICES": "2"}
+    with serve(path, *FLAGS, *request.param, env=env) as running:
+        yield running, openelm_reference(OPENELM, tensors)
+
+
+def complete(server: Server, prompt: list[int], model: str | None = None):
+    completion = server.client.completions.create(
+        model=model or server.model,
+        prompt=prompt,
+        max_tokens=8,
+        temperature=0,
+        logprobs=1,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    choice = completion.choices[0]
+    return choice.token_ids, choice.logprobs.token_logprobs
+
+
+@torch.inference_mode()
+def assert_answer_is_right(reference: Reference, prompt: list[int], answer) -> None:
+    """Each token's logprob, within what bf16 can do, and no token far from the best."""
+    token_ids, logprobs = answer
+    sequence = prompt + token_ids[:-1]
+    exact, rounded = (
+        reference(sequence, dtype)[len(prompt) - 1 :].log_softmax(-1)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    bound = ROUNDING_FACTOR * (rounded - exact).abs().max().item()
+    for row, token_id, logprob in zip(exact, token_ids, logprobs, strict=True):
+        assert math.isclose(row[token_id], logprob, abs_tol=bound)
+        assert row.max() - row[token_id] <= bound
+
+
+def test_concurrent_requests_are_answered_as_the_reference_answers(server):
+    running, reference = server
+    with ThreadPoolExecutor(len(PROMPTS)) as threads:
+        answers = list(threads.map(lambda ids: complete(running, ids), PROMPTS))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert_answer_is_right(reference, prompt, answer)
+
+
+def test_a_request_that_its_client_leaves_does_not_disturb_the_others(server):
+    running, reference = server
+
+    async def leave() -> None:
+        client = openai.AsyncOpenAI(
+            base_url=f"{running.base_url}/v1",
+            api_key="none",
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+        )
+        stream = await client.completions.create(
+            model=running.model,
+            prompt=PROMPTS[2],
+            max_tokens=800,
+            stream=True,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        async for _ in stream:
+            break
+        await stream.close()
+
+    asyncio.run(leave())
+    assert_answer_is_right(reference, PROMPTS[1], complete(running, PROMPTS[1]))
+
+
+def test_sampling_with_a_seed_is_repeatable_and_follows_it(server):
+    running, _ = server
+
+    def sample(seed: int) -> list[int]:
+        completion = running.client.completions.create(
+            model=running.model,
+            prompt=PROMPTS[1],
+            max_tokens=12,
+            temperature=1.5,
+            top_p=0.95,
+            seed=seed,
+            presence_penalty=0.3,
+            extra_body={"return_token_ids": True, "ignore_eos": True, "top_k": 50},
+        )
+        return completion.choices[0].token_ids
+
+    assert sample(7) == sample(7)
+    assert sample(7) != sample(8)
+
+
+@pytest.fixture(scope="module")
+def llama_with_lora(tmp_path_factory) -> Iterator[tuple[Server, Path, Path]]:
+    root = tmp_path_factory.mktemp("lora")
+    write_llama_checkpoint(root / "llama")
+    write_llama_tokenizer(root / "llama")
+    write_lora(root / "adapter", root / "llama")
+    adapter = ["--enable-lora", "--lora-modules", f"tuned={root / 'adapter'}"]
+    with serve(root / "llama", *FLAGS, *adapter) as running:
+        yield running, root / "llama", root / "adapter"
+
+
+def test_a_lora_adapter_and_its_base_answer_beside_each_other(llama_with_lora):
+    running, llama, adapter = llama_with_lora
+    base, tuned = llama_reference(llama), llama_reference(llama, adapter)
+    with ThreadPoolExecutor(4) as threads:
+        models = [None, "tuned"] * 2
+        prompts = [PROMPTS[1], PROMPTS[1], PROMPTS[2], PROMPTS[2]]
+        answers = list(threads.map(complete, [running] * 4, prompts, models))
+    for prompt, model, answer in zip(prompts, models, answers, strict=True):
+        assert_answer_is_right(tuned if model else base, prompt, answer)
+    assert answers[0] != answers[1]
