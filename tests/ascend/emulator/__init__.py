@@ -15,5 +15,6 @@ Environment variables:
     NPU_EMULATOR_DEVICES: how many NPUs there are, 1 by default.
     NPU_EMULATOR_MEMORY: bytes of memory of each, 4 GiB by default.
     NPU_EMULATOR_SOC: name of the chip, Ascend910B1 by default.
+    NPU_EMULATOR_FAULT: a mistake to make on purpose, see ``faults.py``.
     NPU_EMULATOR_LAUNCH_LOG: directory for a log of all kernels, one file a process.
 """

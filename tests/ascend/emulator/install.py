@@ -16,6 +16,7 @@ def install_on_import() -> None:
     """Wait for the modules to emulate under; importing none of them costs nothing."""
     register_post_import_hook(lambda torch_npu: install(), "torch_npu")
     register_post_import_hook(_replace_slot_mapping, "vllm.v1.worker.block_table")
+    register_post_import_hook(_seed_fault, "vllm_ascend.worker.worker")
 
 
 def install() -> None:
@@ -30,6 +31,13 @@ def install() -> None:
     install_graphs()
     export_if_asked()
     _give_modules_of_cann()
+
+
+def _seed_fault(worker: Any) -> None:
+    # Late, so that a test can choose a fault in a process that has imported vLLM.
+    from ascend.emulator.faults import seed_fault
+
+    seed_fault()
 
 
 def _give_modules_of_cann() -> None:

@@ -58,7 +58,7 @@ def register_operators() -> None:
     An operator may be called with CPU tensors only, as lists of lengths are: it is
     registered for them too.
     """
-    for name, (kernel, schema, fake) in OPERATORS.items():
+    for name, (_, schema, fake) in OPERATORS.items():
         namespace, _, base = name.partition("::")
         if schema is not None:
             definitions = torch.library.Library(namespace, "FRAGMENT")
@@ -69,26 +69,25 @@ def register_operators() -> None:
             with warnings.catch_warnings():
                 # torch_npu has a kernel of its own, which needs CANN.
                 warnings.simplefilter("ignore")
-                library.impl(base, _on_device(name, kernel), key, allow_override=True)
+                library.impl(base, _on_device(name), key, allow_override=True)
             _libraries.append(library)
         if fake is not None:
             torch.library.register_fake(name, fake)
 
 
-def _on_device(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel as the dispatcher calls it: on the NPU's tensors."""
+def _on_device(name: str) -> Callable[..., Any]:
+    """The operator's kernel as the dispatcher calls it: on the NPU's tensors."""
     from ascend.emulator.graph import record_or_run
 
-    run = functools.partial(_run, kernel)
+    run = functools.partial(_run, name)
 
-    @functools.wraps(kernel)
     def call(*arguments: Any, **keywords: Any) -> Any:
         return record_or_run(name, run, arguments, keywords)
 
     return call
 
 
-def _run(kernel: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+def _run(name: str, arguments: Any, keywords: Any) -> Any:
     from ascend.emulator.device import alias_on_host
 
     tensors = [x for x in tree_leaves((arguments, keywords)) if torch.is_tensor(x)]
@@ -109,4 +108,4 @@ def _run(kernel: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         return result
 
     arguments, keywords = tree_map(see, (tuple(arguments), keywords))
-    return tree_map(give_back, kernel(*arguments, **keywords))
+    return tree_map(give_back, OPERATORS[name].kernel(*arguments, **keywords))

@@ -216,8 +216,7 @@ def call_on(workspace: torch.Tensor, batch: Batch) -> None:
         *batch.tensors,
         **batch.arguments,
         workspace=workspace,
-        attention_out=torch.empty_like(batch.tensors[0]),
-        softmax_lse=torch.empty(1),
+        out=[torch.empty_like(batch.tensors[0]), torch.empty(1)],
     )
 
 

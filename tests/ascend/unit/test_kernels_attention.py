@@ -129,8 +129,7 @@ def test_the_out_form_writes_into_what_it_is_given():
         *batch.tensors,
         **batch.arguments,
         workspace=workspace,
-        attention_out=attention_out,
-        softmax_lse=dummy,
+        out=[attention_out, dummy],
     )
     assert out is attention_out
     assert lse is dummy
@@ -141,8 +140,7 @@ def test_the_out_form_writes_into_what_it_is_given():
     fused_infer_attention_score_out(
         *batch.tensors,
         **batch.arguments,
-        attention_out=attention_out,
-        softmax_lse=sums,
+        out=[attention_out, sums],
         softmax_lse_flag=True,
     )
     torch.testing.assert_close(

@@ -59,16 +59,16 @@ def fused_infer_attention_score_out(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    attention_out: torch.Tensor,
-    softmax_lse: torch.Tensor,
+    out: Sequence[torch.Tensor],
     workspace: torch.Tensor | None = None,
     softmax_lse_flag: bool = False,
     **arguments: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `fused_infer_attention_score`, into given tensors and on a given workspace.
 
-    `softmax_lse` is written only under its flag: vllm-ascend passes a dummy.
+    The second of `out` is written only under its flag: vllm-ascend passes a dummy.
     """
+    attention_out, softmax_lse = out
     contracts.check_shape(FUSED, "attention_out", attention_out, query.shape)
     contracts.check_same_dtype(FUSED, query=query, attention_out=attention_out)
     lse = softmax_lse if softmax_lse_flag else None
