@@ -201,7 +201,10 @@ def test_refuses_outputs_of_another_shape_or_type(name, tensor, flag, message):
     } | {name: tensor}
     with pytest.raises(CannError, match=message):
         fused_infer_attention_score_out(
-            *batch.tensors, **batch.arguments, **outputs, softmax_lse_flag=flag
+            *batch.tensors,
+            **batch.arguments,
+            out=list(outputs.values()),
+            softmax_lse_flag=flag,
         )
 
 
