@@ -119,10 +119,15 @@ def test_a_context_beyond_the_models_is_refused(checkpoint):
     assert configure(checkpoint).model_config.max_model_len == 2048
 
 
-def test_a_split_that_the_heads_do_not_allow_names_those_that_work(checkpoint):
-    said = r"size 2 cannot split.*\[1, 2, 3\].*work: 1\."
-    with pytest.raises(ValueError, match=said):
-        configure(checkpoint, tensor_parallel_size=2, distributed_executor_backend="mp")
+def test_a_split_that_does_not_work_names_those_that_do(checkpoint):
+    with pytest.raises(ValueError, match=r"size 3 cannot split.*work: 1, 2, 4\."):
+        configure(checkpoint, tensor_parallel_size=3, distributed_executor_backend="mp")
+
+
+def test_quantised_weights_with_uneven_heads_are_refused(checkpoint):
+    parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    with pytest.raises(ValueError, match="not implemented for quantised weights"):
+        configure(checkpoint, quantization="fp8", **parallel)
 
 
 def test_float16_is_refused_with_its_reason(checkpoint):

@@ -74,8 +74,10 @@ class RoundResult:
 
     Attributes:
         completions: one a prompt, in order.
-        steps: for each forward pass, the tokens scheduled for each request in it.
+        steps: for each forward pass, the tokens scheduled for each request in it; of
+            engines with one device only.
         preemptions: requests that lost their KV blocks and had to start again.
+        kv_heads: for each worker, the KV heads it keeps, summed over its layers.
         layers: ``"<layer>.<stage>"`` to ``[T, dim]``, the stages being those of
             `support.reference.LayerStages`.
     """
@@ -83,6 +85,7 @@ class RoundResult:
     completions: list[Completion]
     steps: list[list[int]]
     preemptions: int
+    kv_heads: list[int]
     layers: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -185,6 +188,7 @@ def _read_round(arrays: Any, index: int, round_: Round) -> RoundResult:
         ],
         steps=facts["steps"],
         preemptions=facts["preemptions"],
+        kv_heads=facts["kv_heads"],
         layers={
             key.removeprefix(prefix): arrays[key]
             for key in arrays.files

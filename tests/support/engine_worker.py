@@ -1,7 +1,8 @@
 """What the process that `support.engine` starts does: one engine, several rounds.
 
 The engine is in this very process, because we look at the scheduler's steps and at
-the model's modules.
+the model's modules. Where there is more than one device, the models are in workers of
+it: then only what comes back from them is seen.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm import LLM, SamplingParams
+from vllm.v1.sample.sampler import Sampler
 
 from support.mutants import MUTANTS
 
@@ -22,6 +24,9 @@ Arrays = dict[str, np.ndarray]
 def run_plan(plan: dict[str, Any], result_file: str) -> None:
     """Start the engine, run the rounds, save what came out as arrays (npz)."""
     os.environ.update(plan["env"])
+    # Before 0.32, `logprobs_mode` did not reach prompt logprobs. Workers are forked
+    # from this process, and inherit it.
+    Sampler.compute_logprobs = staticmethod(lambda logits: logits.float())
     llm = LLM(
         skip_tokenizer_init=True,
         disable_log_stats=False,  # counts preemptions
@@ -29,17 +34,23 @@ def run_plan(plan: dict[str, Any], result_file: str) -> None:
         logprobs_mode="raw_logits",
         **plan["engine_args"],
     )
-    runner = llm.collective_rpc(lambda worker: worker.model_runner)[0]
-    # Before 0.32, `logprobs_mode` did not reach prompt logprobs.
-    runner.sampler.compute_logprobs = lambda logits: logits.float()
-    steps = _record_steps(runner)
+    config = llm.llm_engine.vllm_config
+    model, steps = None, []
+    if config.parallel_config.world_size == 1:
+        [runner] = llm.collective_rpc(lambda worker: worker.model_runner)
+        model, steps = runner.model, _record_steps(runner)
+    kv_heads = [
+        sum(layer.num_kv_heads for layer in layers.values())
+        for layers in llm.collective_rpc("get_kv_cache_spec")
+    ]
+    vocab = config.model_config.get_vocab_size()
     results: Arrays = {}
     for index, round_ in enumerate(plan["rounds"]):
         steps.clear()
         before = _preemptions(llm)
         with (
-            MUTANTS[round_["mutant"]](runner.model),
-            _captured_layers(runner.model, round_["capture_layers"]) as layers,
+            MUTANTS[round_["mutant"]](model),
+            _captured_layers(model, round_["capture_layers"]) as layers,
         ):
             outputs = _generate(llm, round_)
         facts: dict[str, Any] = {
@@ -47,11 +58,11 @@ def run_plan(plan: dict[str, Any], result_file: str) -> None:
             "num_cached_tokens": [output.num_cached_tokens or 0 for output in outputs],
             "steps": list(steps),
             "preemptions": _preemptions(llm) - before,
+            "kv_heads": kv_heads,
         }
         results[f"{index}/facts"] = np.array(json.dumps(facts))
         results |= {f"{index}/layers/{name}": x for name, x in layers.items()}
         for i, output in enumerate(outputs):
-            vocab = runner.model_config.get_vocab_size()
             logits = _rows(output.outputs[0].logprobs, vocab)
             results[f"{index}/{i}/logits"] = logits
             if round_["prompt_logits"]:
@@ -106,7 +117,7 @@ def _preemptions(llm: LLM) -> int:
 
 
 @contextmanager
-def _captured_layers(model: torch.nn.Module, wanted: bool) -> Iterator[Arrays]:
+def _captured_layers(model: torch.nn.Module | None, wanted: bool) -> Iterator[Arrays]:
     """Collect each layer's stages under the names of `reference.LayerStages`.
 
     Inputs are copied before a module runs: fused norms work in place. Layers hand on
@@ -130,7 +141,7 @@ def _captured_layers(model: torch.nn.Module, wanted: bool) -> Iterator[Arrays]:
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after))
 
-    for i, layer in enumerate(model.transformer.layers if wanted else ()):
+    for i, layer in enumerate(model.transformer.layers if model and wanted else ()):
         watch(layer, f"{i}.layer", ("positions", "hidden_states", "residual"))
         watch(layer.attn, f"{i}.attn", ("positions", "hidden_states"))
         watch(layer.ffn, f"{i}.ffn", ("hidden_states",))

@@ -80,9 +80,9 @@ def test_ffn_widths_grow_from_first_to_last_in_whole_divisors(published):
     assert all(width % 256 == 0 for width in widths)
 
 
-def test_a_published_size_has_no_even_split_over_devices(published):
+def test_a_published_size_splits_over_devices(published):
     config, _ = published
-    assert tensor_parallel_sizes(config.layer_geometry()) == [1]
+    assert {1, 2, 4, 8} <= set(tensor_parallel_sizes(config.layer_geometry()))
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,16 @@ def test_multipliers_are_spread_over_layers_and_rounded_to_two_places():
 
 
 @pytest.mark.parametrize(
-    ("heads", "expected"),
+    ("layers", "expected"),
     [
-        ([(8, 4)], [1, 2, 4, 8]),
-        ([(8, 4), (16, 8)], [1, 2, 4, 8]),
-        ([(8, 2), (12, 3)], [1]),
-        ([(4, 1), (8, 2)], [1, 2, 4]),
+        ([(8, 4, 512)], [1, 2, 4, 8]),
+        ([(8, 2, 512), (12, 3, 512)], [1, 2, 4, 8]),
+        ([(6, 1, 768), (12, 3, 1536)], [1, 2, 3, 4, 6]),
+        ([(3, 3, 512), (4, 4, 512)], [1, 2]),
     ],
 )
-def test_tensor_parallel_sizes_are_those_vllm_splits_evenly(heads, expected):
-    layers = [LayerGeometry(q, kv, 64, 512) for q, kv in heads]
-    assert tensor_parallel_sizes(layers) == expected
+def test_tensor_parallel_sizes_divide_the_ffn_and_leave_no_rank_without_heads(
+    layers, expected
+):
+    geometry = [LayerGeometry(q, kv, 64, width) for q, kv, width in layers]
+    assert tensor_parallel_sizes(geometry) == expected

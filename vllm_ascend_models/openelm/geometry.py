@@ -95,19 +95,13 @@ class LayerGeometry:
 
 
 def tensor_parallel_sizes(layers: Sequence[LayerGeometry]) -> list[int]:
-    """Tensor-parallel sizes at which vLLM's own layers split every layer evenly.
+    """Tensor-parallel sizes that every layer can run at.
 
-    vLLM's ``QKVParallelLinear`` gives each rank whole KV heads, or, with more ranks
-    than KV heads, repeats each head over an equal number of ranks.
+    Heads may be uneven, see `vllm_ascend_models.ops.gqa`. The width of the FFN has to
+    divide, and no rank beyond the query heads of the narrowest layer is of use.
     """
-
-    def fits(layer: LayerGeometry, tp: int) -> bool:
-        kv = layer.num_kv_heads
-        return (
-            layer.num_query_heads % tp == 0
-            and (kv % tp == 0 or tp % kv == 0)
-            and layer.intermediate_size % tp == 0
-        )
-
-    widest = max(layer.num_query_heads for layer in layers)
-    return [tp for tp in range(1, widest + 1) if all(fits(x, tp) for x in layers)]
+    narrowest = min(layer.num_query_heads for layer in layers)
+    widths = {layer.intermediate_size for layer in layers}
+    return [
+        tp for tp in range(1, narrowest + 1) if all(width % tp == 0 for width in widths)
+    ]

@@ -5,7 +5,7 @@ already fused, so that weights load without renaming or stacking. Every layer ha
 its own number of heads and FFN width. Source: corenet's ``general_gpt.py``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import torch
@@ -43,6 +43,9 @@ from vllm.sequence import IntermediateTensors
 from vllm_ascend_models.openelm.checkpoint import check_weights
 from vllm_ascend_models.openelm.config import OpenELMConfig
 from vllm_ascend_models.openelm.geometry import LayerGeometry
+from vllm_ascend_models.ops.gqa import plan_heads
+
+Layout = Callable[[torch.Tensor], torch.Tensor]
 
 
 class OpenELMFeedForward(nn.Module):
@@ -91,24 +94,28 @@ class OpenELMAttention(nn.Module):
         prefix: str = "",
     ) -> None:
         super().__init__()
-        tp_size = get_tensor_model_parallel_world_size()
+        self.plan = plan_heads(
+            geometry.num_query_heads,
+            geometry.num_kv_heads,
+            get_tensor_model_parallel_world_size(),
+        )
         self.head_dim = geometry.head_dim
-        self.num_heads = geometry.num_query_heads // tp_size
-        self.num_kv_heads = max(1, geometry.num_kv_heads // tp_size)
+        self.num_heads = self.plan.num_heads
+        self.num_kv_heads = self.plan.num_kv_heads
         self.q_size = self.num_heads * self.head_dim
         self.kv_size = self.num_kv_heads * self.head_dim
 
         self.qkv_proj = QKVParallelLinear(
             hidden_size=config.model_dim,
             head_size=self.head_dim,
-            total_num_heads=geometry.num_query_heads,
-            total_num_kv_heads=geometry.num_kv_heads,
+            total_num_heads=len(self.plan.query_slots),
+            total_num_kv_heads=len(self.plan.kv_slots),
             bias=False,
             quant_config=quant_config,
             prefix=f"{prefix}.qkv_proj",
         )
         self.out_proj = RowParallelLinear(
-            input_size=geometry.num_query_heads * self.head_dim,
+            input_size=len(self.plan.query_slots) * self.head_dim,
             output_size=config.model_dim,
             bias=False,
             quant_config=quant_config,
@@ -325,6 +332,7 @@ class OpenELMForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         # Tensors have the names of our parameters: vLLM's AutoWeightsLoader, which
         # walks the modules for each, would add a tenth to the time of loading.
         parameters = dict(self.named_parameters())
+        layouts = self._head_layouts()
         loaded: set[str] = set()
         for name, tensor in weights:
             if is_pp_missing_parameter(name, self):
@@ -332,7 +340,18 @@ class OpenELMForCausalLM(nn.Module, SupportsPP, SupportsQuant):
             if name not in parameters:
                 raise ValueError(f"The model has no parameter for tensor `{name}`.")
             parameter = parameters[name]
+            if name in layouts:
+                tensor = layouts[name](tensor)
             loader = getattr(parameter, "weight_loader", default_weight_loader)
             loader(parameter, tensor)
             loaded.add(name)
         return loaded
+
+    def _head_layouts(self) -> dict[str, Layout]:
+        """How to lay out the tensors of layers whose heads do not divide."""
+        layouts: dict[str, Layout] = {}
+        for name, module in self.named_modules():
+            if isinstance(module, OpenELMAttention) and not module.plan.is_identity:
+                layouts[f"{name}.qkv_proj.weight"] = module.plan.lay_out_qkv
+                layouts[f"{name}.out_proj.weight"] = module.plan.lay_out_output
+        return layouts

@@ -4,6 +4,7 @@ Changes only what was left at its default, one log line each; what cannot work i
 an error here, in the process that the user started.
 """
 
+import copy
 import logging
 import os
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from vllm_ascend_models import _compat
+from vllm_ascend_models.openelm.arch_convertor import OpenELMModelArchConfigConvertor
 from vllm_ascend_models.openelm.checkpoint import check_headers
 from vllm_ascend_models.openelm.config import OpenELMConfig
 from vllm_ascend_models.openelm.geometry import tensor_parallel_sizes
 from vllm_ascend_models.openelm.tokenizer import choose_tokenizer
+from vllm_ascend_models.ops.gqa import HeadPlan, plan_heads
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -38,11 +41,18 @@ class OpenELMPolicy(VerifyAndUpdateConfig):
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
         """Settle tensor parallelism, the weight format and what a platform needs."""
-        config: OpenELMConfig = vllm_config.model_config.hf_config
-        _check_tensor_parallel(config, vllm_config.parallel_config.tensor_parallel_size)
+        model_config = vllm_config.model_config
+        config: OpenELMConfig = model_config.hf_config
+        tp_size = vllm_config.parallel_config.tensor_parallel_size
+        _check_tensor_parallel(config, tp_size)
+        plans = [
+            plan_heads(layer.num_query_heads, layer.num_kv_heads, tp_size)
+            for layer in config.layer_geometry()
+        ]
+        _plan_tensor_parallel(model_config, plans)
         _take_safetensors_only(vllm_config)
-        _keep_kv_whole_if_ratio_changes(config)
-        _capture_in_pieces_on_npus(vllm_config, config)
+        _keep_kv_whole_if_ratio_changes(plans)
+        _capture_in_pieces_on_npus(vllm_config, plans)
 
 
 def _never_run_remote_code(model_config: "ModelConfig") -> None:
@@ -65,11 +75,29 @@ def _check_tensor_parallel(config: OpenELMConfig, tp_size: int) -> None:
     sizes = tensor_parallel_sizes(config.layer_geometry())
     if tp_size not in sizes:
         raise ValueError(
-            f"--tensor-parallel-size {tp_size} cannot split this OpenELM: its layers "
-            f"have {sorted(set(config.num_kv_heads))} KV heads. Sizes that work: "
-            f"{', '.join(map(str, sizes))}. For more devices use "
+            f"--tensor-parallel-size {tp_size} cannot split this OpenELM. Sizes that "
+            f"work: {', '.join(map(str, sizes))}. They divide the width of every "
+            f"layer's FFN, and are at most {min(config.num_query_heads)}, the query "
+            "heads of the narrowest layer. For more devices use "
             "--pipeline-parallel-size or --data-parallel-size."
         )
+
+
+def _plan_tensor_parallel(model_config: "ModelConfig", plans: list[HeadPlan]) -> None:
+    """Tell vLLM of the heads that all ranks have together, empty slots included."""
+    if all(plan.is_identity for plan in plans):
+        return
+    if model_config.quantization is not None:
+        raise ValueError(
+            "--tensor-parallel-size: heads of this OpenELM do not divide, and laying "
+            "them out unevenly is not implemented for quantised weights "
+            f"({model_config.quantization}). Use --pipeline-parallel-size."
+        )
+    config = copy.copy(model_config.hf_config)
+    config.num_query_heads = [len(plan.query_slots) for plan in plans]
+    config.num_kv_heads = [len(plan.kv_slots) for plan in plans]
+    convertor = OpenELMModelArchConfigConvertor(config, config)
+    model_config.model_arch_config = convertor.convert()
 
 
 def _take_safetensors_only(vllm_config: "VllmConfig") -> None:
@@ -88,9 +116,8 @@ def _take_safetensors_only(vllm_config: "VllmConfig") -> None:
         check_headers(directory, model_config.hf_config)
 
 
-def _keep_kv_whole_if_ratio_changes(config: OpenELMConfig) -> None:
-    heads = zip(config.num_query_heads, config.num_kv_heads, strict=True)
-    ratio_changes = len({q // kv for q, kv in heads}) > 1
+def _keep_kv_whole_if_ratio_changes(plans: list[HeadPlan]) -> None:
+    ratio_changes = len({plan.num_heads // plan.num_kv_heads for plan in plans}) > 1
     if not ratio_changes or not _compat.cpu_attention_misreads_changing_ratio():
         return
     if os.environ.setdefault(_SPLIT_KV, "0") != "0":
@@ -107,7 +134,7 @@ def _keep_kv_whole_if_ratio_changes(config: OpenELMConfig) -> None:
 
 
 def _capture_in_pieces_on_npus(
-    vllm_config: "VllmConfig", config: OpenELMConfig
+    vllm_config: "VllmConfig", plans: list[HeadPlan]
 ) -> None:
     """Keep attention out of ACL graphs, unless the user chose a graph mode.
 
@@ -119,7 +146,7 @@ def _capture_in_pieces_on_npus(
     from vllm.platforms import current_platform
 
     compilation = vllm_config.compilation_config
-    heads = set(zip(config.num_query_heads, config.num_kv_heads, strict=True))
+    heads = {(plan.num_heads, plan.num_kv_heads) for plan in plans}
     if (
         len(heads) == 1
         or current_platform.device_type != "npu"
