@@ -16,8 +16,8 @@ test-compat:  ## What touches the engine, on the two older ones
 	$(RUN) 0.23.0 $(PYTEST) $(COMPAT_TESTS)
 	$(RUN) 0.18.0 $(PYTEST) $(COMPAT_TESTS)
 
-test-ascend:  ## The real vllm-ascend on an emulated NPU
-	$(RUN) ascend $(PYTEST) tests/ascend
+test-ascend:  ## The real vllm-ascend on an emulated NPU, one engine at a time
+	$(RUN) ascend pytest tests/ascend
 
 lint:
 	$(RUN) $(ENGINE) ruff check

@@ -29,8 +29,10 @@ def register() -> None:
 
         if _compat.engine_is_supported(__version__):
             from vllm_ascend_models.openelm import registration
+            from vllm_ascend_models.ops import npu
 
             registration.register()
+            npu.register()
     except Exception as error:
         # vLLM does not catch what a plugin raises: one bad plugin would take
         # down the engine of a user who may not even serve our models. The logger

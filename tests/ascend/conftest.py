@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# torch_npu counts the devices once, in the process that engines are forked from.
+os.environ.setdefault("NPU_EMULATOR_DEVICES", "8")
+
 HERE = Path(__file__).parent
 REASON = "the emulator is not built: `make test-ascend` builds it and runs this"
 

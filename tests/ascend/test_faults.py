@@ -57,7 +57,7 @@ def test_a_workspace_that_is_too_small_ends_the_engine(tmp_path: Path):
 def test_a_dropped_all_reduce_shows_in_the_answers(tmp_path: Path):
     tensors = write_openelm_checkpoint(tmp_path, CONFIG, dtype=torch.bfloat16)
     write_llama_tokenizer(tmp_path)
-    env = {"NPU_EMULATOR_DEVICES": "2", "NPU_EMULATOR_FAULT": "all_reduce"}
+    env = {"NPU_EMULATOR_FAULT": "all_reduce"}
     with serve(tmp_path, *FLAGS, "--tensor-parallel-size", "2", env=env) as running:
         answer = complete(running, PROMPTS[0])
     reference = openelm_reference(CONFIG, tensors)

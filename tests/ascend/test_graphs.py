@@ -1,13 +1,15 @@
 """Compiled, with ACL graphs captured and replayed, on the real vllm-ascend."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+from vllm import EngineArgs
 
 from support.ascend import assert_bf16_close, openelm_reference, run_on_npu
 from support.checkpoints import openelm_config, random_prompt, write_openelm_checkpoint
-from support.engine import EngineError, Round
+from support.engine import Round
 from support.reference import Config
 
 
@@ -42,17 +44,21 @@ def assert_right_in_graphs(path: Path, config: Config, mode: str | None) -> None
         assert_bf16_close(reference, round_.prompts, result.completions)
 
 
-@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL_DECODE_ONLY"])
-def test_equal_layers_are_right_in_graphs(tmp_path: Path, mode: str):
-    assert_right_in_graphs(tmp_path, EQUAL, mode)
+@pytest.mark.parametrize("mode", [None, "PIECEWISE", "FULL_DECODE_ONLY"])
+@pytest.mark.parametrize("config", [EQUAL, DIFFERENT], ids=["equal", "different"])
+def test_logits_are_right_in_graphs(tmp_path: Path, config: Config, mode: str | None):
+    assert_right_in_graphs(tmp_path, config, mode)
 
 
-def test_layers_that_differ_are_right_in_the_default_graphs(tmp_path: Path):
-    assert_right_in_graphs(tmp_path, DIFFERENT, None)
-
-
-def test_full_graphs_need_a_workspace_for_the_widest_layer(tmp_path: Path):
-    # What the policy keeps people from: a device would write past the first layer's
-    # workspace, the emulator refuses it.
-    with pytest.raises(EngineError, match="workspace"):
-        assert_right_in_graphs(tmp_path, DIFFERENT, "FULL_DECODE_ONLY")
+def test_full_graphs_of_an_older_vllm_ascend_are_refused(tmp_path: Path):
+    write_openelm_checkpoint(tmp_path, DIFFERENT, dtype=torch.bfloat16)
+    mode = {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    graphs = "vllm_ascend_models.ops.graphs.full_graphs_can_hold_layers_that_differ"
+    arguments = EngineArgs(
+        str(tmp_path), skip_tokenizer_init=True, compilation_config=mode
+    )
+    with (
+        patch(graphs, lambda: False),
+        pytest.raises(ValueError, match="all layers the attention workspace of the f"),
+    ):
+        arguments.create_engine_config()

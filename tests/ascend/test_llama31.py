@@ -1,5 +1,8 @@
 """Llama 3.1's geometry and RoPE scaling on the real vllm-ascend."""
 
+import json
+import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,7 +32,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(checkpoint: Path) -> list[RoundResult]:
-    return run_on_npu(checkpoint, ROUNDS, max_model_len=9000)
+    env = {"NPU_EMULATOR_LAUNCH_LOG": str(checkpoint / "launches")}
+    return run_on_npu(checkpoint, ROUNDS, env=env, max_model_len=9000)
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["short", "past 8192"])
@@ -37,3 +41,11 @@ def test_logits_are_right(checkpoint: Path, results: list[RoundResult], index: i
     assert_bf16_close(
         llama_reference(checkpoint), ROUNDS[index].prompts, results[index].completions
     )
+
+
+@pytest.mark.skipif("NPU_EMULATOR_LIB" not in os.environ, reason="the emulator's log")
+def test_rope_is_one_kernel_a_layer(checkpoint: Path, results: list[RoundResult]):
+    [log] = (checkpoint / "launches").iterdir()
+    kernels = Counter(json.loads(line)["name"] for line in log.open())
+    attention = kernels["npu::npu_fused_infer_attention_score"]
+    assert kernels["atb::_npu_rotary_embedding"] >= attention > 0

@@ -14,6 +14,7 @@ from support.ascend import (
     Reference,
     assert_answer_bf16_close,
     llama_reference,
+    needs_devices,
     openelm_reference,
 )
 from support.checkpoints import (
@@ -25,17 +26,17 @@ from support.llama import write_llama_checkpoint, write_lora
 from support.server import Server, serve
 from support.tokenizers import write_llama_tokenizer
 
-# Layers that differ, and that two devices can share.
+# Layers that differ, with heads that two devices cannot share evenly.
 OPENELM = openelm_config(
     model_dim=256,
     head_dim=64,
-    num_query_heads=[4, 8, 8],
-    num_kv_heads=[2, 4, 4],
+    num_query_heads=[6, 8, 10],
+    num_kv_heads=[3, 4, 5],
     ffn_multipliers=[0.5, 2.97, 4.0],
 )
 PROMPTS = [random_prompt(OPENELM, length) for length in (3, 40, 129, 300)]
 FLAGS = ["--enforce-eager", "--max-model-len", "1024"]
-FLAGS += ["--kv-cache-memory-bytes", str(64 << 20)]
+FLAGS += ["--kv-cache-memory-bytes", str(64 << 20), "--max-num-batched-tokens", "512"]
 PARALLEL = {
     "one device": [],
     "tensor parallel": ["--tensor-parallel-size", "2"],
@@ -45,11 +46,11 @@ PARALLEL = {
 
 @pytest.fixture(scope="module", params=PARALLEL.values(), ids=PARALLEL)
 def server(request, tmp_path_factory) -> Iterator[tuple[Server, Reference]]:
+    needs_devices(2 if request.param else 1)
     path = tmp_path_factory.mktemp("served")
     tensors = write_openelm_checkpoint(path, OPENELM, dtype=torch.bfloat16)
     write_llama_tokenizer(path)
-    env = {"NPU_EMULATOR_DEVICES": "2"}
-    with serve(path, *FLAGS, *request.param, env=env) as running:
+    with serve(path, *FLAGS, *request.param) as running:
         yield running, openelm_reference(OPENELM, tensors)
 
 

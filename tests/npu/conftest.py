@@ -12,6 +12,7 @@ pytest.register_assert_rewrite(
     "ascend.test_demo",
     "ascend.test_llama31",
     "ascend.test_openelm",
+    "ascend.test_parallel",
     "ascend.test_server",
 )
 

@@ -1,10 +1,12 @@
 """Engines of vllm-ascend in bf16, and the bound by which they are judged."""
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from support.engine import Completion, Round, RoundResult, run_engine
@@ -18,6 +20,14 @@ Reference = Callable[[list[int], torch.dtype], torch.Tensor]
 # about as far from the exact value as that one is, so their distances from it are
 # compared: twice as far is not rounding.
 ROUNDING_FACTOR = 2.0
+
+
+def needs_devices(count: int) -> None:
+    """Skip the test where fewer NPUs are there; the emulator has as many as wanted."""
+    found = len(list(Path("/dev").glob("davinci[0-9]*")))
+    available = int(os.environ.get("NPU_EMULATOR_DEVICES", found))
+    if available < count:
+        pytest.skip(f"needs {count} NPUs, {available} are there")
 
 
 def run_on_npu(

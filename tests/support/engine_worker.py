@@ -71,6 +71,8 @@ def run_plan(plan: dict[str, Any], result_file: str) -> None:
                     output.prompt_logprobs, vocab
                 )[1:]
     np.savez(result_file, **results)
+    # vllm-ascend's workers are no daemons: this process would wait for them as it ends.
+    llm.llm_engine.engine_core.shutdown()
 
 
 def _generate(llm: LLM, round_: dict[str, Any]) -> list[Any]:

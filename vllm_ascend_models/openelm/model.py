@@ -38,11 +38,13 @@ from vllm.model_executor.models.utils import (
     make_layers,
     maybe_prefix,
 )
+from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
 from vllm_ascend_models.openelm.checkpoint import check_weights
 from vllm_ascend_models.openelm.config import OpenELMConfig
 from vllm_ascend_models.openelm.geometry import LayerGeometry
+from vllm_ascend_models.ops import graphs
 from vllm_ascend_models.ops.gqa import plan_heads
 
 Layout = Callable[[torch.Tensor], torch.Tensor]
@@ -226,6 +228,8 @@ class OpenELMModel(nn.Module):
             )
         else:
             self.token_embeddings = PPMissingLayer()
+        if current_platform.device_type == "npu":
+            graphs.size_workspaces_by_all_layers()
         self.start_layer, self.end_layer, self.layers = make_layers(
             config.num_transformer_layers,
             lambda prefix: OpenELMDecoderLayer(vllm_config, prefix=prefix),

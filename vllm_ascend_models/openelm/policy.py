@@ -18,6 +18,7 @@ from vllm_ascend_models.openelm.checkpoint import check_headers
 from vllm_ascend_models.openelm.config import OpenELMConfig
 from vllm_ascend_models.openelm.geometry import tensor_parallel_sizes
 from vllm_ascend_models.openelm.tokenizer import choose_tokenizer
+from vllm_ascend_models.ops import graphs
 from vllm_ascend_models.ops.gqa import HeadPlan, plan_heads
 
 if TYPE_CHECKING:
@@ -138,9 +139,8 @@ def _capture_in_pieces_on_npus(
 ) -> None:
     """Keep attention out of ACL graphs, unless the user chose a graph mode.
 
-    In a full graph vllm-ascend gives every layer the attention workspace that the
-    first one asked for (attention/attention_v1.py), which is too small for layers
-    with more heads: a device would write beyond it.
+    Full graphs give all layers one attention workspace, see `ops.graphs`: too small a
+    one would be written past its end. What we do about it was not run on a device.
     """
     from vllm.config import CUDAGraphMode
     from vllm.platforms import current_platform
@@ -151,12 +151,22 @@ def _capture_in_pieces_on_npus(
         len(heads) == 1
         or current_platform.device_type != "npu"
         or vllm_config.model_config.enforce_eager
-        or compilation.cudagraph_mode is not None
     ):
         return
-    compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
-    _logger.info(
-        "Graphs are PIECEWISE: full ones size the attention workspace of an NPU by the "
-        "first layer, and this checkpoint's layers differ. Your own `cudagraph_mode` "
-        "in --compilation-config wins."
-    )
+    if compilation.cudagraph_mode is None:
+        compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        _logger.info(
+            "Graphs are PIECEWISE: this checkpoint's layers differ, and full graphs of "
+            "such layers were not run on a device. Your own `cudagraph_mode` in "
+            "--compilation-config wins."
+        )
+    elif (
+        compilation.cudagraph_mode.has_full_cudagraphs()
+        and not graphs.full_graphs_can_hold_layers_that_differ()
+    ):
+        raise ValueError(
+            f"cudagraph_mode {compilation.cudagraph_mode.name}: in a full graph this "
+            "vllm-ascend gives all layers the attention workspace of the first, and "
+            "this checkpoint's layers differ. Use PIECEWISE, or vllm-ascend 0.23 or "
+            "later."
+        )

@@ -16,7 +16,7 @@ def install_on_import() -> None:
     """Wait for the modules to emulate under; importing none of them costs nothing."""
     register_post_import_hook(lambda torch_npu: install(), "torch_npu")
     register_post_import_hook(_replace_slot_mapping, "vllm.v1.worker.block_table")
-    register_post_import_hook(_seed_fault, "vllm_ascend.worker.worker")
+    register_post_import_hook(_read_variables, "vllm_ascend.worker.worker")
 
 
 def install() -> None:
@@ -33,11 +33,13 @@ def install() -> None:
     _give_modules_of_cann()
 
 
-def _seed_fault(worker: Any) -> None:
-    # Late, so that a test can choose a fault in a process that has imported vLLM.
+def _read_variables(worker: Any) -> None:
+    # Late, so that they can be set in a process that has imported vLLM already.
     from ascend.emulator.faults import seed_fault
+    from ascend.emulator.launch_log import export_if_asked
 
     seed_fault()
+    export_if_asked()
 
 
 def _give_modules_of_cann() -> None:

@@ -56,7 +56,8 @@ def record(name: str, arguments: Any) -> None:
 
 def export_if_asked() -> None:
     """Write this process's kernels to a file, where the variable names a directory."""
-    if directory := os.environ.get(_DIRECTORY):
+    is_written = any(isinstance(log, _File) for log in _logs)
+    if (directory := os.environ.get(_DIRECTORY)) and not is_written:
         Path(directory).mkdir(parents=True, exist_ok=True)
         _open(_File(Path(directory) / f"{os.getpid()}.jsonl"))
 
