@@ -4,7 +4,7 @@ ENGINE = 0.32.0
 PYTEST = pytest -n 2 --dist loadfile
 COMPAT_TESTS = tests/unit tests/engine
 
-.PHONY: demo test test-compat test-ascend lint bench package
+.PHONY: demo test test-compat test-ascend lint bench bench-ascend package
 
 demo:  ## A real answer from a real server, from nothing
 	$(RUN) $(ENGINE) vllm-ascend-models demo
@@ -28,6 +28,9 @@ bench:  ## Each prints ratios within one run
 	$(RUN) $(ENGINE) python benchmarks/plugin_cost.py
 	$(RUN) $(ENGINE) python benchmarks/startup.py
 	$(RUN) $(ENGINE) python benchmarks/openelm_vs_llama.py --eager --dtype float32
+
+bench-ascend:  ## Kernels a layer launches, counted on the emulated NPU
+	$(RUN) ascend python benchmarks/launches.py
 
 package:  ## Wheel and sdist, checked as for an upload
 	$(RUN) $(ENGINE) python -m build

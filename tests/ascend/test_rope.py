@@ -111,11 +111,10 @@ print("CLASS", op_registry_oot.get("Llama3RotaryEmbedding"))
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_registering_waits_for_rope_and_cannot_break_it(broken: bool):
-    program, rope = REGISTER, "vllm_ascend_models.ops.rope"
+    program = REGISTER
     if broken:
-        program = (
-            f"import sys; sys.modules['vllm_ascend_models.ops.rope'] = 1; {program}"
-        )
+        unimportable = "import sys; sys.modules['vllm_ascend_models.ops.rope'] = 1"
+        program = f"{unimportable}; {REGISTER}"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
