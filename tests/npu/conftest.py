@@ -11,6 +11,7 @@ REASON = "not run: this machine has no NPU (/dev/davinci*)"
 pytest.register_assert_rewrite(
     "ascend.test_demo",
     "ascend.test_llama31",
+    "ascend.test_lora",
     "ascend.test_openelm",
     "ascend.test_parallel",
     "ascend.test_server",

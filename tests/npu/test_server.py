@@ -1,3 +1,4 @@
-"""`vllm serve` on real devices: the tests of tests/ascend/test_server.py."""
+"""`vllm serve` on real devices: the tests of tests/ascend that go over HTTP."""
 
+from ascend.test_lora import *  # noqa: F403
 from ascend.test_server import *  # noqa: F403
