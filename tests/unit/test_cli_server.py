@@ -90,7 +90,9 @@ def test_without_vllm_it_says_what_to_install(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_demo_stops_its_server(stub, tmp_path, signal_number):
+    # A shell starts what it runs in the background with SIGINT ignored.
     program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "from vllm_ascend_models.cli import demo, server;"
         f"server._vllm = lambda: {str(stub)!r};"
         "from contextlib import nullcontext;"
@@ -114,11 +116,15 @@ def test_a_signal_while_the_server_is_started_stops_it(stub, tmp_path, monkeypat
 
     popen = subprocess.Popen
     monkeypatch.setattr(server.subprocess, "Popen", interrupted_popen)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        running_server("hangs", log_path=tmp_path / "log"),
-    ):
-        pass
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            running_server("hangs", log_path=tmp_path / "log", timeout=5),
+        ):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert is_gone(processes[0].pid)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_ascend_models import __version__
-from vllm_ascend_models.cli import demo, demo_model
+from vllm_ascend_models.cli import demo, demo_model, ops
 
 app = typer.Typer(
     help="OpenELM and Llama 3.1 for vLLM, on Ascend NPUs and everywhere else.",
@@ -20,6 +20,7 @@ app = typer.Typer(
 
 app.command("demo")(demo.command)
 app.command("demo-model")(demo_model.command)
+app.command("ops")(ops.command)
 
 
 def _print_version(wanted: bool) -> None:
