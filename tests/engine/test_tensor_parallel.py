@@ -26,9 +26,12 @@ def test_workers_together_give_the_logits_of_the_reference(
     tmp_path: Path, tp_size: int, kv_heads: list[int]
 ):
     tensors = write_openelm_checkpoint(tmp_path, TINY)
+    # Earlier engines give logprobs of prompts whatever the mode, and their workers on a
+    # CPU are spawned, out of reach of what `engine_worker` does about it.
+    prompt_logits = engine_version() >= (0, 32)
     [result] = run_engine(
         tmp_path,
-        [Round(PROMPTS, 8, prompt_logits=True)],
+        [Round(PROMPTS, 8, prompt_logits=prompt_logits)],
         tensor_parallel_size=tp_size,
         **PARALLEL,
     )

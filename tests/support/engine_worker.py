@@ -24,8 +24,8 @@ Arrays = dict[str, np.ndarray]
 def run_plan(plan: dict[str, Any], result_file: str) -> None:
     """Start the engine, run the rounds, save what came out as arrays (npz)."""
     os.environ.update(plan["env"])
-    # Before 0.32, `logprobs_mode` did not reach prompt logprobs. Workers are forked
-    # from this process, and inherit it.
+    # Before 0.32, `logprobs_mode` did not reach prompt logprobs. Workers inherit it if
+    # they are forked from this process.
     Sampler.compute_logprobs = staticmethod(lambda logits: logits.float())
     llm = LLM(
         skip_tokenizer_init=True,
