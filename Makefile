@@ -4,7 +4,7 @@ ENGINE = 0.32.0
 PYTEST = pytest -n 2 --dist loadfile
 COMPAT_TESTS = tests/unit tests/engine
 
-.PHONY: demo test test-compat test-ascend lint bench bench-ascend package
+.PHONY: demo test test-compat test-ascend test-ascend-graph lint bench bench-ascend package
 
 demo:  ## A real answer from a real server, from nothing
 	$(RUN) $(ENGINE) vllm-ascend-models demo
@@ -18,6 +18,9 @@ test-compat:  ## What touches the engine, on the two older ones
 
 test-ascend:  ## The real vllm-ascend on an emulated NPU, one engine at a time
 	$(RUN) ascend pytest tests/ascend
+
+test-ascend-graph:  ## Of these, compiled and in ACL graphs of every mode
+	$(RUN) ascend pytest tests/ascend/test_graphs.py
 
 lint:
 	$(RUN) $(ENGINE) ruff check

@@ -25,6 +25,7 @@ def layers(heads: list[int]) -> Config:
 
 
 EQUAL, DIFFERENT = layers([8, 8]), layers([4, 12])
+MODES = [None, "PIECEWISE", "FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"]
 
 
 def assert_right_in_graphs(path: Path, config: Config, mode: str | None) -> None:
@@ -44,7 +45,7 @@ def assert_right_in_graphs(path: Path, config: Config, mode: str | None) -> None
         assert_bf16_close(reference, round_.prompts, result.completions)
 
 
-@pytest.mark.parametrize("mode", [None, "PIECEWISE", "FULL_DECODE_ONLY"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", [EQUAL, DIFFERENT], ids=["equal", "different"])
 def test_logits_are_right_in_graphs(tmp_path: Path, config: Config, mode: str | None):
     assert_right_in_graphs(tmp_path, config, mode)

@@ -69,6 +69,13 @@ def test_what_is_read_is_marked_so(monkeypatch, tmp_path):
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_a_prefill_that_launches_something_else_is_said(monkeypatch, tmp_path):
+    launched = {"prefill": {"aten::mul": 3}, "decode": {"aten::mul": 1, "aten::add": 2}}
+    row = Row(**vars(ROW) | launched | {"level": "emulated"})
+    result = invoke(monkeypatch, tmp_path, "--markdown", rows=[row])
+    assert "`1 mul, 3 in a prefill`, `2 add, 0 in a prefill`" in result.stdout
+
+
 def test_a_layer_without_a_place_on_an_npu_is_exit_1(monkeypatch, tmp_path):
     bad = Row(**vars(ROW) | {"problem": "no NPU kernel is known"})
     result = invoke(monkeypatch, tmp_path, rows=[ROW, bad])

@@ -133,4 +133,9 @@ def _kernels(row: Row) -> list[str]:
     """Names and counts; names alone where they are read from sources."""
     if row.level == "read":
         return [name.partition("::")[2] for name in row.npu_kernels]
-    return [f"{n} {name.partition('::')[2]}" for name, n in row.decode.items()]
+    lines = []
+    for name in row.decode | row.prefill:
+        decode, prefill = row.decode.get(name, 0), row.prefill.get(name, 0)
+        line = f"{decode} {name.partition('::')[2]}"
+        lines.append(line if prefill == decode else f"{line}, {prefill} in a prefill")
+    return lines
