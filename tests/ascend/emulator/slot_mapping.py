@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from ascend.emulator.device import alias_on_host
 from ascend.emulator.launch_log import record
 
 
@@ -62,6 +61,8 @@ class _TritonKernel:
             slot_mapping: torch.Tensor,
             **constants: int,
         ) -> None:
+            from ascend.emulator.device import alias_on_host
+
             if constants["TOTAL_CP_WORLD_SIZE"] != 1:
                 raise NotImplementedError("the emulator has no context parallelism")
             record("triton::compute_slot_mapping", (positions, block_table))
