@@ -3,12 +3,15 @@
 import json
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity
 from typer.testing import CliRunner
 
 from vllm_ascend_models.cli import ops
 from vllm_ascend_models.cli.main import app
 from vllm_ascend_models.ops.npu_kernels import unsafe
 from vllm_ascend_models.ops.report import Row
+from vllm_ascend_models.ops.report_worker import Component, read_profile
 
 OPENELM = {
     "architectures": ["OpenELMForCausalLM"],
@@ -52,6 +55,17 @@ def test_kernels_of_cuda_and_triton_are_unsafe():
     assert unsafe([*safe, "_C_ascend::npu_add_rms_norm_bias"]) == []
     bad = ["_C::silu_and_mul", "aten::triton_fused", "triton::rope"]
     assert unsafe([*safe, *bad]) == bad
+
+
+def test_operators_with_a_kernel_of_their_own_are_counted():
+    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    component = Component("layer", "Linear", "torch.nn.Linear")
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiled:
+        with torch.profiler.record_function("layer:layer"):
+            layer(x).view(4, 2).T.tanh()
+        x.exp()
+    read_profile(profiled.events(), [component])
+    assert component.calls == [{"aten::addmm": 1, "aten::tanh": 1}]
 
 
 def invoke(monkeypatch, tmp_path, *options, rows=(ROW,), config=OPENELM):

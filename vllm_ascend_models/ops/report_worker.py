@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 LAUNCH_LOG = "NPU_EMULATOR_LAUNCH_LOG"
 _MODEL = ""  # the whole model, whose kernels outside of its layers are a row too
 _LAYERS = "vllm.model_executor.layers"
-# Operators that launch nothing: they allocate, or look at memory in another shape.
-_NOT_KERNELS = (
-    *("alias", "as_strided", "detach", "empty", "expand", "new_empty", "permute"),
-    *("reshape", "resize", "resolve", "select", "set_", "slice", "split", "squeeze"),
-    *("t", "to", "transpose", "unsqueeze", "view"),
-)
+_ALLOCATIONS = ("empty", "new_empty", "resize_", "set_")
 
 
 @dataclass
@@ -106,7 +102,7 @@ def _watching(model: torch.nn.Module, components: list[Component]) -> Iterator[N
             _marked(model, components, lambda x: record_function(f"layer:{x.name}")),
         ):
             yield
-        _read_profile(profiled.events(), components)
+        read_profile(profiled.events(), components)
     whole, *layers = components
     for step, kernels in enumerate(whole.calls):
         outside = Counter(kernels)
@@ -159,22 +155,48 @@ def _logged(log: Path, component: Component) -> Iterator[None]:
         component.calls.append(dict(Counter(names)))
 
 
-def _read_profile(events: Any, components: list[Component]) -> None:
-    """Count the innermost operators of each call, which are what a device launches."""
+def read_profile(events: Any, components: list[Component]) -> None:
+    """Count the operators of each call that have a kernel of their own."""
     by_mark = {f"layer:{component.name}": component for component in components}
     for event in sorted(events, key=lambda event: event.time_range.start):
         if component := by_mark.get(event.name):
-            component.calls.append(dict(Counter(_innermost(event))))
+            component.calls.append(dict(Counter(_kernels(event))))
 
 
-def _innermost(event: Any) -> Iterator[str]:
+def _kernels(event: Any) -> Iterator[str]:
     for child in event.cpu_children:
-        inner = list(_innermost(child))
-        _, _, operator = child.name.partition("::")
+        namespace, _, operator = child.name.partition("::")
+        # What is made of other operators launches theirs; vLLM's own are such, too.
+        is_composite = namespace == "vllm" or child.name in _composites()
+        inner = list(_kernels(child)) if is_composite else []
         if inner:
             yield from inner
-        elif operator and not operator.startswith(_NOT_KERNELS):
+        elif (
+            operator
+            and not operator.startswith(_ALLOCATIONS)
+            and child.name not in _views()
+        ):
             yield child.name
+
+
+@cache
+def _composites() -> set[str]:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return {
+        name.partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if has_kernel(name, "CompositeImplicitAutograd")
+    }
+
+
+@cache
+def _views() -> set[str]:
+    """Operators that return their argument's memory, which launches nothing."""
+    return {
+        schema.name
+        for schema in torch._C._jit_get_all_schemas()
+        if any(x.alias_info and not x.alias_info.is_write for x in schema.returns)
+    }
 
 
 if __name__ == "__main__":
