@@ -50,6 +50,8 @@ def test_llamas_rope_is_ours(tmp_path: Path):
     [rope] = [row for row in rows if "rotary" in row.component]
     assert rope.used_class == "vllm_ascend_models.ops.rope.NPULlama3RotaryEmbedding"
     assert rope.decode == {"atb::_npu_rotary_embedding": 1}
+    in_layers = [row for row in rows if ".*." in row.component]
+    assert sum(row.count * sum(row.decode.values()) for row in in_layers) == 12
 
 
 @pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
