@@ -9,23 +9,20 @@ architecture, at the same shape; and Llama 3.1 with this package against without
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-WORKER = Path(__file__).with_name("launch_worker.py")
+from vllm_ascend_models.ops.report import report
+
 OURS = "ascend_models"
 SHAPE = {
-    "num_hidden_layers": 4,
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_attention_heads": 8,
@@ -52,11 +49,10 @@ OPENELM = {
     "model_type": "openelm",
     "model_dim": 256,
     "head_dim": 64,
-    "num_query_heads": [8] * 4,
-    "num_kv_heads": [2] * 4,
+    "num_gqa_groups": 4,
+    "qkv_multipliers": 2.0,
     "ffn_multipliers": 2.0,
     "normalize_qk_projections": True,
-    "num_transformer_layers": 4,
     "vocab_size": 512,
     "torch_dtype": "bfloat16",
 }
@@ -70,22 +66,9 @@ PAIRS: dict[str, list[tuple[str, dict[str, Any], bool]]] = {
 }
 
 
-def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """The same model with another number of layers."""
-    heads = {
-        key: value[:layers]
-        for key, value in config.items()
-        if key.endswith("_heads") and isinstance(value, list)
-    }
-    key = "num_hidden_layers"
-    if key not in config:
-        key = "num_transformer_layers"
-    return config | heads | {key: layers}
-
-
-def kernels(config: dict[str, Any], with_package: bool) -> Counter[str]:
-    """Kernels of one decode step of the whole model."""
-    env = dict(os.environ)
+def kernels(config: dict[str, Any], layers: int, with_package: bool) -> Counter[str]:
+    """Kernels of one decode step of a model with that many layers."""
+    env = {}
     if not with_package:
         plugins = {
             plugin.name
@@ -93,26 +76,17 @@ def kernels(config: dict[str, Any], with_package: bool) -> Counter[str]:
             for plugin in entry_points(group=group)
         }
         env["VLLM_PLUGINS"] = ",".join(sorted(plugins - {OURS}))
-    env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"}
-    with tempfile.TemporaryDirectory() as model:
-        Path(model, "config.json").write_text(json.dumps(config))
-        done = subprocess.run(
-            [sys.executable, str(WORKER), model],
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-    found = [x for x in done.stdout.splitlines() if x.startswith("KERNELS ")]
-    if not found:
-        raise SystemExit(
-            f"The engine failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
-        )
-    return Counter(json.loads(found[0].removeprefix("KERNELS ")))
+    depth = {"num_hidden_layers": layers, "num_transformer_layers": layers}
+    counts: Counter[str] = Counter()
+    with patch.dict(os.environ, env):
+        for row in report(config | depth):
+            counts.update({name: n * row.count for name, n in row.decode.items()})
+    return counts
 
 
 def per_layer(config: dict[str, Any], with_package: bool) -> Counter[str]:
     """Kernels of one decoder layer."""
-    two, four = (kernels(with_layers(config, n), with_package) for n in (2, 4))
+    two, four = (kernels(config, layers, with_package) for layers in (2, 4))
     return Counter({name: (four[name] - two[name]) // 2 for name in four})
 
 

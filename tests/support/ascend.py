@@ -65,8 +65,10 @@ def assert_bf16_close(
         tokens = prompt + completion.token_ids[:-1]
         exact = reference(tokens, torch.float32)
         rounding = reference(tokens, torch.bfloat16) - exact
+        assert len(completion.logits) == len(completion.token_ids)
         rows = [torch.from_numpy(completion.logits)]
         if completion.prompt_logits is not None and len(prompt) > 1:
+            assert len(completion.prompt_logits) == len(prompt) - 1
             rows.insert(0, torch.from_numpy(completion.prompt_logits))
         error = torch.cat(rows) - exact[-sum(map(len, rows)) :]
         for order in (math.inf, 2):
