@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ascend.emulator.faults import FAULTS
+from ascend.test_graphs import EQUAL as CONFIG
 from ascend.test_server import FLAGS, complete
 from support.ascend import (
     assert_answer_bf16_close,
@@ -13,18 +14,11 @@ from support.ascend import (
     openelm_reference,
     run_on_npu,
 )
-from support.checkpoints import openelm_config, random_prompt, write_openelm_checkpoint
+from support.checkpoints import random_prompt, write_openelm_checkpoint
 from support.engine import EngineError, Round
 from support.server import serve
 from support.tokenizers import write_llama_tokenizer
 
-CONFIG = openelm_config(
-    model_dim=256,
-    head_dim=64,
-    num_query_heads=[8, 8],
-    num_kv_heads=[4, 4],
-    ffn_multipliers=[0.5, 4.0],
-)
 PROMPTS = [random_prompt(CONFIG, length) for length in (17, 140)]
 FULL = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2]}
 

@@ -5,17 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ascend.test_graphs import EQUAL as CONFIG
 from support.ascend import run_on_npu
-from support.checkpoints import openelm_config, random_prompt, write_openelm_checkpoint
+from support.checkpoints import random_prompt, write_openelm_checkpoint
 from support.engine import EngineError, Round
 
-CONFIG = openelm_config(
-    model_dim=256,
-    head_dim=64,
-    num_query_heads=[8, 8],
-    num_kv_heads=[4, 4],
-    ffn_multipliers=[0.5, 4.0],
-)
 PROMPT = random_prompt(CONFIG, 17)
 MIB = 1 << 20
 
